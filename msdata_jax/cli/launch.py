@@ -1,0 +1,98 @@
+"""`msdata launch`: a whole job on this machine."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+from msdata_transport import find_mpiexec
+
+from msdata_jax.cli.recipes import load_recipe
+from msdata_jax.errors import LaunchError
+from msdata_jax.runtime.job import ROLE_VARIABLE
+
+STOP_SECONDS = 5.0
+"""How long ranks may take to end after an interrupt before they are killed."""
+
+
+@click.command("launch", context_settings={"ignore_unknown_options": True})
+@click.option("--loaders", default=2, show_default=True, type=click.IntRange(1), help="Source loader ranks.")
+@click.option("--trainers", default=1, show_default=True, type=click.IntRange(1), help="Training processes.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads a loader.")
+@click.option("--dry-run", is_flag=True, help="Print the mpiexec command and stop.")
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("train", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(
+    loaders: int, trainers: int, threads: int, dry_run: bool, recipe: Path, train: tuple[str, ...]
+) -> int:
+    """Start a job on this machine: one planner, LOADERS loaders and TRAINERS training processes.
+
+    RECIPE is a Python file that defines `recipe`; TRAIN is the training script and its arguments, behind
+    `--`. The script calls msd.initialize() first.
+
+    \b
+    msdata launch --loaders 3 --trainers 2 recipe.py -- train.py --steps 100
+    """
+    line = command_line(loaders=loaders, trainers=trainers, threads=threads, recipe=recipe, train=train)
+    if dry_run:
+        click.echo(shlex.join(line))
+        return 0
+    load_recipe(recipe)  # a wrong recipe fails here, once, before any rank starts
+    if not Path(train[0]).is_file():
+        raise LaunchError(f"the training script {train[0]} does not exist")
+    return run_until_done(line)
+
+
+def command_line(
+    *, loaders: int, trainers: int, threads: int, recipe: Path, train: tuple[str, ...]
+) -> list[str]:
+    """The mpiexec command of a job (MPMD: data ranks beside the training script).
+
+    Raises:
+        LaunchError: there is no mpiexec.
+    """
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        raise LaunchError("no mpiexec beside this Python or on PATH; `pip install 'msdata-jax[mpi]'` brings one")
+    serve = [sys.executable, "-m", "msdata_jax", "serve"]
+    data = [*serve, "--threads", str(threads), "--role"]
+    return [
+        mpiexec,
+        *("-n", "1", *data, "planner", str(recipe)),
+        *(":", "-n", str(loaders), *data, "loader", str(recipe)),
+        *(":", "-n", str(trainers), *serve, "--role", "constructor", str(recipe), "--", *train),
+    ]
+
+
+def run_until_done(line: list[str]) -> int:
+    """Run mpiexec; on an interrupt or SIGTERM end all ranks. Returns the exit status."""
+    environment = {name: value for name, value in os.environ.items() if name != ROLE_VARIABLE}
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    # A session of its own: the terminal's Ctrl-C reaches this process alone, which then ends the ranks in order.
+    with subprocess.Popen(line, env=environment, start_new_session=True) as process:
+        received: list[int] = []
+
+        def stop(signum: int, _frame: object) -> None:
+            received.append(signum)
+            process.terminate()
+
+        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(STOP_SECONDS if received else None)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    if received:
+        click.echo("msdata: interrupted; all ranks are stopped", err=True)
+        return 128 + received[0]
+    if process.returncode:
+        click.echo("msdata: the job failed; the message of the rank that failed first is above", err=True)
+        return 1
+    return 0

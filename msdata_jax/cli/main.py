@@ -1,0 +1,60 @@
+"""The command line: `msdata launch | serve | doctor | bench`. Commands load what they need when they run."""
+
+import importlib
+import sys
+
+import click
+
+from msdata_jax.errors import MSDataError
+
+_COMMANDS = {
+    "launch": "Start a job on this machine: planner, loaders and trainers under mpiexec.",
+    "serve": "Be one rank of a job: planner, loader, or trainer.",
+    "doctor": "Check what is installed, and that ranks start and stay free of JAX.",
+    "bench": "Run a benchmark and print its rows.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Loads a command's module when it is called, so that a data rank never loads what it does not need."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        return importlib.import_module(f"msdata_jax.cli.{cmd_name}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="msdata-jax", prog_name="msdata")
+def cli() -> None:
+    """A multi-source data layer for JAX training over MPI.
+
+    \b
+    msdata launch --loaders 3 --trainers 2 recipe.py -- train.py --steps 100
+    msdata doctor
+
+    Exit status: 0 all went well; 1 the job failed, or doctor found trouble; 2 a wrong call or recipe;
+    130 interrupted.
+    """
+
+
+def main() -> None:
+    """Entry point; shows errors of msdata_jax as one readable block."""
+    try:
+        status = cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except MSDataError as error:
+        print(f"msdata: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(status if isinstance(status, int) else 0)

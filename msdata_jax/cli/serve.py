@@ -1,0 +1,62 @@
+"""`msdata serve`: one rank of a job."""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import click
+from msdata_transport.launch import rank_from_environment
+
+from msdata_jax.cli.recipes import load_recipe
+from msdata_jax.errors import LaunchError
+from msdata_jax.roles.placement import role_of_rank
+from msdata_jax.runtime.job import ROLE_VARIABLE
+
+
+@click.command("serve", context_settings={"ignore_unknown_options": True})
+@click.option("--role", type=click.Choice(["planner", "loader", "constructor"]), help="This rank's role.")
+@click.option("--roles", help="Roles of all ranks in order, such as planner=1,loaders=3,trainers=2.")
+@click.option("--threads", default=1, show_default=True, help="Worker threads of a loader.")
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.argument("train", nargs=-1, type=click.UNPROCESSED)
+def command(role: str | None, roles: str | None, threads: int, recipe: Path, train: tuple[str, ...]) -> int:
+    """Be one rank of a job.
+
+    Start every rank alike under mpiexec or srun, with --roles; trainers then run the script behind `--`:
+
+    \b
+    srun -n 6 msdata serve --roles planner=1,loaders=3,trainers=2 recipe.py -- train.py
+
+    Or say the --role of each rank (mpiexec -n 1 ... : -n 3 ...), with training ranks that call
+    msd.initialize(). A data rank never loads JAX.
+    """
+    if (role is None) == (roles is None):
+        raise click.UsageError("say either --role (of this rank) or --roles (of all ranks)")
+    if roles is not None:
+        rank = rank_from_environment()
+        if rank is None:
+            raise LaunchError(
+                "--roles needs a rank from mpiexec or srun, and this process has none (no PMI_RANK, "
+                "OMPI_COMM_WORLD_RANK or SLURM_PROCID): start it with mpiexec -n N, srun -n N or `msdata launch`"
+            )
+        role = role_of_rank(roles, rank)
+    assert role is not None
+    os.environ[ROLE_VARIABLE] = role
+    if role == "constructor":
+        return _train(train)
+    from msdata_jax.serve import serve
+    from msdata_jax.sources.memory import block_jax
+
+    block_jax()
+    return serve(load_recipe(recipe), role, num_threads=threads)
+
+
+def _train(train: tuple[str, ...]) -> int:
+    """Run the training script in this process, as `python train.py ...` would."""
+    if not train:
+        raise click.UsageError("a training rank needs its script: msdata serve ... recipe.py -- train.py [args]")
+    sys.argv = list(train)
+    sys.path.insert(0, str(Path(train[0]).resolve().parent))
+    runpy.run_path(train[0], run_name="__main__")
+    return 0

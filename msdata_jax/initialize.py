@@ -1,0 +1,45 @@
+"""What a training script calls first."""
+
+from dataclasses import dataclass
+
+from msdata_jax.runtime.job import join_as_trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """The training processes of the job.
+
+    Attributes:
+        process_index: this one; equal to `jax.process_index()`.
+        num_processes: all of them.
+    """
+
+    process_index: int
+    num_processes: int
+
+
+def initialize(*, num_cpu_devices: int | None = None, use_jax: bool = True) -> Processes:
+    """Join the job; call it at the top of the training script, before JAX's devices are used.
+
+    Alone (`python train.py`) it only sets the CPU devices. Under `msdata launch` or `msdata serve` it meets
+    the data ranks over MPI and starts `jax.distributed` over the training processes.
+
+    Args:
+        num_cpu_devices: use the CPU, as so many devices for each process; None leaves JAX's choice.
+        use_jax: False for trainers that do not use JAX.
+
+    Raises:
+        LaunchError: the ranks form no job, or JAX's devices were used before.
+    """
+    job = join_as_trainer()
+    process_index, num_processes = (job.process_index, job.num_processes) if job else (0, 1)
+    if use_jax:
+        from msdata_jax.spmd import distributed
+
+        if num_cpu_devices is not None:
+            distributed.set_cpu_devices(num_cpu_devices)
+        if job is not None and num_processes > 1:
+            address = job.mpi.group_bcast(distributed.free_address() if process_index == 0 else None)
+            distributed.initialize_jax(address, process_index=process_index, num_processes=num_processes)
+            job.exit_hooks.append(distributed.shutdown)
+    return Processes(process_index=process_index, num_processes=num_processes)

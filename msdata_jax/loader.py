@@ -1,0 +1,262 @@
+"""`DataLoader`: what a training loop iterates over."""
+
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+
+from msdata_jax.batching.assembly import RowFormat, field_shapes
+from msdata_jax.batching.context import context_order
+from msdata_jax.errors import JobFailed, LaunchError, RecipeError
+from msdata_jax.planning.graph import DGraph
+from msdata_jax.planning.place_tree import Axes, ClientPlaceTree, MeshLayout, Spec, single_process_layout
+from msdata_jax.recipe import Recipe
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.data_constructor import DataConstructor
+from msdata_jax.roles.effects import Deliver
+from msdata_jax.runtime.figures import process_figures
+from msdata_jax.runtime.job import current_job, is_launched, start_in_process
+from msdata_jax.runtime.loop import describe_failure
+from msdata_jax.runtime.report import StepFigures
+from msdata_jax.runtime.trainer import Step, TrainerSide
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, PartitionSpec
+
+
+class DataLoader:
+    """Iterates over the steps of a recipe.
+
+    Each step is a dict of arrays (fields: `batching.assembly`): global `jax.Array`s in the sharding of `specs`
+    when a mesh is given, else the numpy rows of the whole batch. Started alone it runs planner and loaders on
+    threads of this process; under `msdata launch` they are ranks of their own.
+
+    Args:
+        recipe: what to deliver.
+        mesh: a `jax.sharding.Mesh` over all training processes' devices; axes Auto or Explicit.
+        specs: PartitionSpecs by field. Fields that are not named follow `tokens`, whose default is the
+            strategy's `distribute` axis over rows and its context axis over places.
+        num_steps: end after so many steps; None for as long as there is data.
+        num_loaders: source loaders, when they run on threads of this process.
+        threads_per_loader: their worker threads.
+        steps_ahead: steps that are made ready ahead of the trainer, arrays included.
+        buffer_bytes_per_loader: transformed samples that a loader may hold ahead.
+        step_seconds: time to wait for a step before giving up.
+
+    Raises:
+        RecipeError: mesh, specs and strategy do not fit together.
+        LaunchError: under `msdata launch` without a call of `msd.initialize()` first.
+    """
+
+    def __init__(  # noqa: PLR0913 - keyword-only, each with a default
+        self,
+        recipe: Recipe,
+        *,
+        mesh: "Mesh | None" = None,
+        specs: "Mapping[str, PartitionSpec] | None" = None,
+        num_steps: int | None = None,
+        num_loaders: int = 2,
+        threads_per_loader: int = 1,
+        steps_ahead: int = 3,
+        buffer_bytes_per_loader: int = 256 << 20,
+        step_seconds: float = 600.0,
+    ) -> None:
+        if not isinstance(recipe.strategy, DGraph):
+            raise RecipeError(f"strategy is a DGraph, got {type(recipe.strategy).__name__}")
+        if steps_ahead < 1 or num_loaders < 1 or threads_per_loader < 1:
+            raise RecipeError(
+                f"steps_ahead, num_loaders and threads_per_loader are at least 1, "
+                f"got {steps_ahead}, {num_loaders}, {threads_per_loader}"
+            )
+        if num_steps is not None and num_steps < 0:
+            raise RecipeError(f"num_steps is at least 0, got {num_steps}")
+        job = current_job()
+        if job is None and is_launched():
+            raise LaunchError("call msd.initialize() at the top of the training script, before the DataLoader")
+        graph = recipe.strategy
+        layout = _layout(mesh, graph)
+        form = _row_format(graph, ClientPlaceTree(layout, graph.broadcast_axes))
+        shapes = {name: shape for name, (shape, _) in field_shapes(form, graph.packing.rows).items()}  # pyright: ignore[reportOptionalMemberAccess]
+        plain = _field_specs(specs, graph, shapes)
+        tree = ClientPlaceTree(layout, graph.broadcast_axes)
+        _check_specs(tree, graph, plain, shapes)
+        process = job.process_index if job else 0
+        self._emitter = None
+        if mesh is not None:
+            from msdata_jax.spmd.arrays import ArrayEmitter
+
+            rows = tree.rows_of_process(process, plain["tokens"][0], graph.packing.rows)  # pyright: ignore[reportOptionalMemberAccess]
+            self._emitter = ArrayEmitter(mesh, plain, shapes, rows)
+        if job is None:
+            placement, endpoint = start_in_process(
+                recipe, num_loaders=num_loaders, threads_per_loader=threads_per_loader
+            )
+        else:
+            placement, endpoint = job.placement, job.mpi.endpoint
+        row_axes = plain["tokens"][0]
+        join = m.Join(
+            process=process,
+            axis_names=list(layout.axis_names),
+            axis_sizes=list(layout.axis_sizes),
+            process_of_device=list(layout.process_of_device),
+            row_axes=[row_axes] if isinstance(row_axes, str) else list(row_axes or ()),
+            recipe=recipe.fingerprint(),
+            num_steps=-1 if num_steps is None else num_steps,
+            steps_ahead=steps_ahead,
+            buffer_bytes_per_loader=buffer_bytes_per_loader,
+        )
+        self._job = job
+        self._step_seconds = step_seconds
+        self._figures = StepFigures(recipe.source_names)
+        self._last: Step | None = None
+        role = DataConstructor(placement, form, join, process_figures)
+        self._side = TrainerSide(role, endpoint, self._emit, exit_on_failure=job is not None)
+        if job is not None:
+            job.on_failure = self._side.fail
+
+    def __enter__(self) -> "DataLoader":
+        """The loader itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; where the block raised, tell the other ranks."""
+        if error is None or isinstance(error, JobFailed):
+            self.close()
+        elif self._job is None:
+            self._side.fail(describe_failure(error))
+        # Under MPI the exception hook shows the error first, then tells the others.
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The loader itself: one pass over the steps."""
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        """The next step's batch.
+
+        Raises:
+            StopIteration: the data ended, at the same step on every training process.
+            BadSampleError: the data failed at this step.
+            JobFailed: a rank failed; the message is that rank's.
+            MSDataError: no step came within `step_seconds`, or the loader is closed.
+        """
+        begin = time.perf_counter()
+        try:
+            step = self._side.next_step(self._step_seconds)
+        except JobFailed:
+            if self._job is not None:
+                self._job.failed = True
+            raise
+        self._figures.add(step.expect, time.perf_counter() - begin)
+        self._last = step
+        return dict(step.batch)
+
+    @property
+    def last_step(self) -> m.Expect:
+        """What the planner decided for the batch that was delivered last, cut to this process.
+
+        Raises:
+            ValueError: before the first step.
+        """
+        if self._last is None:
+            raise ValueError("no step was delivered yet")
+        return self._last.expect
+
+    @property
+    def figures(self) -> StepFigures:
+        """Costs, shares, fill and waits of the steps so far."""
+        return self._figures
+
+    @property
+    def job_figures(self) -> Mapping[str, Any]:
+        """After `close`: figures of every rank (memory, CPU time, open files, bad samples)."""
+        return self._side.figures
+
+    def close(self) -> None:
+        """Leave the job. The other training processes' data end with the steps that are already planned."""
+        self._side.close()
+        if self._job is not None:
+            self._job.on_failure = None
+
+    def _emit(self, delivered: Deliver) -> Mapping[str, Any]:
+        return delivered.fields if self._emitter is None else self._emitter.emit(delivered.fields)
+
+
+def _layout(mesh: "Mesh | None", graph: DGraph) -> MeshLayout:
+    if mesh is not None:
+        from msdata_jax.spmd.mesh import layout_of
+
+        return layout_of(mesh)
+    axes: list[str] = []
+    for each in (graph.distribution.axis, graph.distribution.context_axis, graph.broadcast_axes):
+        axes += [axis for axis in _as_tuple(each) if axis not in axes]
+    return single_process_layout(axes or ["dp"])
+
+
+def _row_format(graph: DGraph, tree: ClientPlaceTree) -> RowFormat:
+    graph.check_mesh(tree)
+    pack, spread = graph.packing, graph.distribution
+    assert pack is not None
+    order = context_order(pack.seq_len, tree.axis_size(spread.context_axis), spread.context_layout)
+    return RowFormat(
+        seq_len=pack.seq_len,
+        patches_per_row=pack.patches_per_row,
+        patch_values=pack.patch_values,
+        context_order=order,
+    )
+
+
+def _field_specs(
+    specs: "Mapping[str, PartitionSpec] | None", graph: DGraph, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Spec]:
+    """A spec for every field."""
+    given: dict[str, Spec] = {}
+    if specs:
+        from msdata_jax.spmd.mesh import plain_specs
+
+        given = plain_specs(specs)
+    unknown = sorted(set(given) - set(shapes))
+    if unknown:
+        raise RecipeError(f"specs name the fields {unknown}; a batch of this recipe has {sorted(shapes)}")
+    spread = graph.distribution
+    tokens = (*given.get("tokens", (spread.axis, spread.context_axis)), None, None)[:2]
+    plain = {name: tokens for name in shapes}
+    if "patches" in plain:
+        plain["patches"] = (tokens[0], None, None)
+    return {**plain, **{name: (*spec, None)[: max(len(spec), 1)] for name, spec in given.items() if name != "tokens"}}
+
+
+def _check_specs(
+    tree: ClientPlaceTree, graph: DGraph, specs: Mapping[str, Spec], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse specs that do not divide, or contradict the strategy or one another."""
+    spread = graph.distribution
+    row_axes = specs["tokens"][0]
+    for name, spec in specs.items():
+        tree.check_spec(name, spec, shapes[name])
+        if _as_tuple(spec[0]) != _as_tuple(row_axes):
+            raise RecipeError(
+                f"every field cuts its rows alike; specs['tokens'] cuts them along {row_axes!r}, "
+                f"specs[{name!r}] along {spec[0]!r}"
+            )
+        if spread.context_layout == "zigzag" and name != "patches" and _as_tuple(spec[1]) != _as_tuple(spread.context_axis):
+            raise RecipeError(
+                f"distribute(context_axis={spread.context_axis!r}, context_layout='zigzag') orders the places for "
+                f"that axis; specs[{name!r}] cuts them along {spec[1]!r}"
+            )
+    wanted = _as_tuple(spread.axis)
+    if _as_tuple(row_axes)[: len(wanted)] != wanted:
+        raise RecipeError(
+            f"distribute({spread.axis!r}) balances the parts along that axis; specs['tokens'] cuts rows along {row_axes!r}"
+        )
+    broadcast = set(tree.broadcast_axes) & set(_as_tuple(row_axes))
+    if broadcast:
+        raise RecipeError(f"broadcast_at{tree.broadcast_axes} repeats rows along axes that cut them: {sorted(broadcast)}")
+
+
+def _as_tuple(axes: Axes) -> tuple[str, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+

@@ -1,0 +1,125 @@
+"""The recipe: which sources, which strategy, which seed. Frozen values that every rank builds alike."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from msdata_jax.errors import RecipeError
+from msdata_jax.records import Sample
+
+BadSamplePolicy = Literal["raise", "skip", "replace"]
+
+
+@dataclass(frozen=True, kw_only=False)
+class Source:
+    """One dataset and what is done to its records.
+
+    Attributes:
+        data: anything with grain's random-access protocol (`__len__`, `__getitem__`; batched `__getitems__`
+            or `_getitems` where there is one), a `grain.MapDataset`, or a path or glob of files: `.arrayrecord`
+            or `.array_record`, `.parquet`, `.jsonl` (one JSON object a line), `.tar` (WebDataset).
+        transforms: applied in order to each record; callables, or grain's `Map`, `RandomMap`, `Filter`. A
+            callable returns the new sample, a list of samples (a split), or None to leave the record out.
+        measure: turns a transformed sample into metadata columns (int64) beyond `tokens`, `patches` and
+            `num_bytes`; mixtures and costs may use them.
+        columns: names of the columns that `measure` returns.
+        on_bad_sample: what a record that cannot be read or transformed does: `raise` ends the data at the
+            step that would deliver it, `skip` leaves it out, `replace` takes the next readable position's content.
+        max_bad_samples: how many bad records may be met before the data ends with an error; None for no limit.
+        shuffle: visit each epoch in an order of its own (a permutation by seed, source and epoch).
+        block_size: consecutive positions that are leased, read and reported together.
+        options: format options for the reader, such as `{"columns": ("text",)}` for Parquet.
+    """
+
+    data: Any
+    transforms: Sequence[Any] = ()
+    measure: Callable[[Sample], Mapping[str, int]] | None = field(default=None, kw_only=True)
+    columns: Sequence[str] = field(default=(), kw_only=True)
+    on_bad_sample: BadSamplePolicy = field(default="raise", kw_only=True)
+    max_bad_samples: int | None = field(default=None, kw_only=True)
+    shuffle: bool = field(default=True, kw_only=True)
+    block_size: int = field(default=64, kw_only=True)
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse values that no reader could honour."""
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if self.on_bad_sample not in ("raise", "skip", "replace"):
+            raise RecipeError(
+                f"on_bad_sample is one of 'raise', 'skip', 'replace', got {self.on_bad_sample!r}"
+            )
+        if self.max_bad_samples is not None and self.max_bad_samples < 0:
+            raise RecipeError(f"max_bad_samples counts records and is at least 0, got {self.max_bad_samples}")
+        if not 1 <= self.block_size <= 65536:
+            raise RecipeError(f"block_size is between 1 and 65536 positions, got {self.block_size}")
+        if self.columns and self.measure is None:
+            raise RecipeError(
+                f"columns {self.columns} are named but measure is None; give the function that fills them"
+            )
+
+
+class Strategy(Protocol):
+    """What a recipe needs of its strategy (a `DGraph`)."""
+
+    def check(self, source_names: Sequence[str], columns: Sequence[str]) -> None:
+        """Raise RecipeError where the strategy does not fit the sources and their metadata columns."""
+
+    def describe(self) -> str:
+        """A text that is equal for equal strategies, in every process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what each step delivers: the law's `recipe` and `seed`.
+
+    Attributes:
+        sources: datasets by name; their order is part of the recipe (ties are broken by it).
+        strategy: a `DGraph`.
+        seed: any integer from 0 to 2**63 - 1.
+
+    Raises:
+        RecipeError: no source, a seed out of range, or a strategy that does not fit the sources.
+    """
+
+    sources: Mapping[str, Source]
+    strategy: Strategy
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the parts against each other, so that a wrong recipe fails before any rank starts."""
+        if not self.sources:
+            raise RecipeError("a recipe needs at least one source; sources is empty")
+        for name, source in self.sources.items():
+            if not isinstance(source, Source):
+                raise RecipeError(f"sources[{name!r}] is a {type(source).__name__}; wrap it in msd.Source(...)")
+        if not 0 <= self.seed < 2**63:
+            raise RecipeError(f"seed is between 0 and 2**63 - 1, got {self.seed}")
+        self.strategy.check(self.source_names, self.columns)
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names in order; a source's index in messages and plans is its place here."""
+        return tuple(self.sources)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """User metadata columns of all sources, sorted."""
+        return tuple(sorted({column for source in self.sources.values() for column in source.columns}))
+
+    def fingerprint(self) -> str:
+        """A digest that is equal in every process that built the same recipe (hex, 16 bytes).
+
+        It covers the seed, the strategy, and each source's name, policy, shuffling and blocks; data and
+        transforms enter by their type and, where they are plain paths, by value.
+        """
+        lines = [f"seed={self.seed}", self.strategy.describe()]
+        for name, source in self.sources.items():
+            data = source.data if isinstance(source.data, str) else type(source.data).__qualname__
+            transforms = [getattr(t, "__qualname__", type(t).__qualname__) for t in source.transforms]
+            lines.append(
+                f"{name}: {data} {transforms} {source.on_bad_sample} {source.max_bad_samples} "
+                f"{source.shuffle} {source.block_size} {source.columns}"
+            )
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,107 @@
+"""A data constructor: fills the rows of its process as samples arrive and hands steps over in order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from msdata_jax.batching.assembly import RowAssembly, RowFormat, Segments
+from msdata_jax.errors import BadSampleError, JobFailed, MSDataError
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.effects import Deliver, Effect, EndStream, Finish, Send
+from msdata_jax.roles.placement import Placement
+
+
+class DataConstructor:
+    """State machine of a data constructor; lives in a training process and never chooses a sample."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        form: RowFormat,
+        join: m.Join,
+        process_figures: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._planner, self._form, self._join = placement.planner, form, join
+        self._process_figures = process_figures
+        self._expected: dict[int, m.Expect] = {}
+        self._assembly: dict[int, RowAssembly] = {}
+        self._early: dict[int, list[m.Samples]] = {}
+        self._next_step = 0
+        self._end: m.EndOfData | None = None
+        self._leaving = False
+
+    def start(self) -> Sequence[Effect]:
+        """Tell the planner which mesh this process belongs to."""
+        return [Send(rank=self._planner, message=self._join)]
+
+    def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
+        """Nothing is timed here."""
+        return []
+
+    def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
+        """React to one message; see the table in `roles.messages`."""
+        match message:
+            case m.Expect():
+                return self._expect(message)
+            case m.Samples():
+                return self._take(message)
+            case m.Delivered() | m.Failed():
+                return [Send(rank=self._planner, message=message)]
+            case m.EndOfData():
+                self._end = message
+                return self._hand_over()
+            case m.Leave():
+                self._leaving = True
+                return [Send(rank=self._planner, message=m.Leave(figures=self._process_figures()))]
+            case m.Summary():
+                return [Finish(figures=message.figures)]
+            case m.Abort():
+                return [Finish(error=JobFailed(message.rank, message.message))]
+            case _:
+                raise MSDataError(f"constructor got {type(message).__name__} from rank {sender}")
+
+    def _expect(self, expect: m.Expect) -> Sequence[Effect]:
+        segments = Segments(
+            row=expect.row,
+            offset=expect.offset,
+            length=expect.length,
+            num_patches=expect.infos["patches"],
+        )
+        self._expected[expect.step] = expect
+        self._assembly[expect.step] = RowAssembly(self._form, len(expect.rows), segments)
+        effects: list[Effect] = []
+        for samples in self._early.pop(expect.step, []):
+            effects += self._take(samples)
+        return [*effects, *self._hand_over()]
+
+    def _take(self, samples: m.Samples) -> Sequence[Effect]:
+        """Write samples into their rows, and pass them on to the peers that this process feeds."""
+        if self._leaving:
+            return []
+        if samples.step not in self._expected:
+            self._early.setdefault(samples.step, []).append(samples)
+            return []
+        try:
+            self._assembly[samples.step].write(
+                samples.index, samples.tokens, samples.num_patches, samples.patches
+            )
+        except ValueError as error:
+            sources = np.unique(self._expected[samples.step].infos["source"][samples.index]).tolist()
+            raise MSDataError(f"step {samples.step}, sources number {sources}: {error}") from None
+        relay = [Send(rank=rank, message=samples) for rank in self._expected[samples.step].relay_to]
+        return [*relay, *self._hand_over()]
+
+    def _hand_over(self) -> Sequence[Effect]:
+        """Deliver finished steps in order, then the end."""
+        effects: list[Effect] = []
+        while self._next_step in self._assembly and self._assembly[self._next_step].complete:
+            assembly = self._assembly.pop(self._next_step)
+            expect = self._expected.pop(self._next_step)
+            effects.append(Deliver(expect=expect, fields=assembly.finish()))
+            self._next_step += 1
+        if self._end is not None and self._next_step >= self._end.step:
+            error = BadSampleError(self._end.error) if self._end.error else None
+            self._end = None
+            effects.append(EndStream(error=error))
+        return effects

@@ -1,0 +1,66 @@
+"""What a role may ask of the loop that runs it. A role returns these; it never acts itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from msdata_jax.roles.messages import Expect, RoleMessage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Send a message to a rank."""
+
+    rank: int
+    message: RoleMessage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Run `call` on a worker thread; the role then handles its result as a message from itself."""
+
+    call: Callable[[], RoleMessage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deliver:
+    """Hand a finished step to the trainer."""
+
+    expect: Expect
+    fields: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndStream:
+    """Tell the trainer that there is no further step, with the error where the data failed."""
+
+    error: Exception | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The role is done: send what is queued, then stop the loop."""
+
+    error: Exception | None = None
+    figures: Mapping[str, Any] | None = None
+
+
+Effect: TypeAlias = Send | Run | Deliver | EndStream | Finish
+
+
+class Role(Protocol):
+    """A state machine: messages in, effects out."""
+
+    def start(self) -> Sequence[Effect]:
+        """What the role does first."""
+        ...
+
+    def handle(self, sender: int, message: RoleMessage) -> Sequence[Effect]:
+        """React to one message."""
+        ...
+
+    def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
+        """Called about once a second with the time since `start`; for deadlines."""
+        ...

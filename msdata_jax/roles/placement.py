@@ -1,0 +1,84 @@
+"""Which rank plays which role, and which loaders a source may be leased to."""
+
+from dataclasses import dataclass
+
+from msdata_jax.errors import LaunchError
+
+ROLES = ("planner", "loader", "constructor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Ranks by role. Constructor `i` of the tuple is the training process with process index `i`."""
+
+    planner: int
+    loaders: tuple[int, ...]
+    constructors: tuple[int, ...]
+
+    def role_of(self, rank: int) -> str:
+        """The role of a rank."""
+        if rank == self.planner:
+            return "planner"
+        return "loader" if rank in self.loaders else "constructor"
+
+    def affinity(self, num_sources: int) -> list[tuple[int, ...]]:
+        """The loaders of each source: one each where there are at least as many sources as loaders.
+
+        Otherwise the loaders are dealt to the sources in turn. A source stays open on its loaders alone,
+        whatever the number of trainers.
+        """
+        count = len(self.loaders)
+        if num_sources >= count:
+            return [(self.loaders[source % count],) for source in range(num_sources)]
+        return [self.loaders[source::num_sources] for source in range(num_sources)]
+
+
+def placement_from_groups(groups: dict[str, tuple[int, ...]]) -> Placement:
+    """Placement from the ranks that asked for each role.
+
+    Raises:
+        LaunchError: not exactly one planner, no loader, no constructor, or a role that is none.
+    """
+    counts = {role: len(groups.get(role, ())) for role in ROLES}
+    unknown = sorted(set(groups) - set(ROLES))
+    if unknown or counts["planner"] != 1 or not counts["loader"] or not counts["constructor"]:
+        raise LaunchError(
+            f"a job has one planner, at least one loader and at least one constructor (a training process "
+            f"each); the ranks asked for {counts}{f' and for unknown roles {unknown}' if unknown else ''}. "
+            f"`msdata launch --loaders 3 --trainers 2 recipe.py -- train.py` starts them rightly"
+        )
+    return Placement(
+        planner=groups["planner"][0], loaders=groups["loader"], constructors=groups["constructor"]
+    )
+
+
+def parse_roles(spec: str) -> dict[str, int]:
+    """Counts from a spec such as `planner=1,loaders=3,trainers=2`; the ranks take the roles in this order.
+
+    Raises:
+        LaunchError: the text is no such spec.
+    """
+    names = {"planner": "planner", "loaders": "loader", "trainers": "constructor"}
+    counts: dict[str, int] = {}
+    for part in spec.split(","):
+        name, _, number = part.strip().partition("=")
+        if name not in names or not number.isdigit() or int(number) < 1:
+            raise LaunchError(f"roles are given as 'planner=1,loaders=3,trainers=2', got {spec!r}")
+        counts[names[name]] = int(number)
+    if set(counts) != set(ROLES) or counts["planner"] != 1:
+        raise LaunchError(f"roles name one planner, some loaders and some trainers, got {spec!r}")
+    return counts
+
+
+def role_of_rank(spec: str, rank: int) -> str:
+    """The role that `parse_roles(spec)` gives to `rank`.
+
+    Raises:
+        LaunchError: the spec names fewer ranks.
+    """
+    counts, first = parse_roles(spec), 0
+    for role, count in counts.items():
+        first += count
+        if rank < first:
+            return role
+    raise LaunchError(f"roles {spec!r} name {first} ranks; rank {rank} has no role: start {first} ranks")

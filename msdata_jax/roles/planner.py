@@ -1,0 +1,418 @@
+"""The planner: decides, from metadata alone, what each step delivers, and who reads and sends what."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError, RecipeError
+from msdata_jax.plan import StepPlan
+from msdata_jax.planning.balancing import makespan
+from msdata_jax.planning.graph import Composed, DGraph, NeedMore, initial_state
+from msdata_jax.planning.place_tree import ClientPlaceTree
+from msdata_jax.recipe import Recipe
+from msdata_jax.records import BadSample, info_dtype
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.effects import Effect, Finish, Send
+from msdata_jax.roles.placement import Placement
+from msdata_jax.roles.streams import SourceStream
+
+
+START_SECONDS = 300.0
+"""Time for every rank to come and every source to open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Client:
+    """A constructor rank as the planner sees it."""
+
+    rank: int
+    join: m.Join
+    rows: np.ndarray
+    relay_to: list[int]
+    is_leader: bool
+
+
+class Planner:
+    """State machine of the planner; see `roles.messages` for who says what."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        placement: Placement,
+        start_seconds: float = START_SECONDS,
+        process_figures: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        if not isinstance(recipe.strategy, DGraph):
+            raise RecipeError(f"strategy is a DGraph, got {type(recipe.strategy).__name__}")
+        self._recipe, self._placement = recipe, placement
+        self._graph = recipe.strategy
+        self._start_seconds = start_seconds
+        self._steps_ahead = 1
+        self._buffer_bytes = 0
+        self._process_figures = process_figures
+        self._names = recipe.source_names
+        self._affinity = placement.affinity(len(self._names))
+        self._state = initial_state(len(self._names), recipe.columns)
+        self._joins: dict[int, m.Join] = {}
+        self._opened: dict[tuple[int, int], m.SourceOpened] = {}
+        self._clients: list[_Client] = []
+        self._streams: list[SourceStream] = []
+        self._tree: ClientPlaceTree | None = None
+        self._delivered = dict.fromkeys(placement.constructors, -1)
+        self._released = -1
+        self._num_steps: int | None = None
+        self._ended = False
+        self._owner: dict[tuple[int, int], int] = {}
+        self._held_bytes: Counter[int] = Counter()
+        self._step_bytes: dict[int, Counter[int]] = {}
+        self._steps_of_demand = 0
+        self._demand = np.zeros(len(self._names))
+        self._wanted: int | None = None
+        self._left: dict[int, Any] = {}
+        self._farewells: dict[int, Any] = {}
+
+    # --- start ------------------------------------------------------------------------------------------
+
+    def start(self) -> Sequence[Effect]:
+        """Ask the loaders to open their sources."""
+        return [
+            Send(rank=loader, message=m.OpenSource(source=source))
+            for source, loaders in enumerate(self._affinity)
+            for loader in loaders
+        ]
+
+    def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
+        """End the job where somebody does not come in time."""
+        if self._clients or elapsed_seconds < self._start_seconds:
+            return []
+        silent = sorted(set(self._placement.constructors) - set(self._joins))
+        unopened = [self._names[s] for s, loader in self._opening() if (s, loader) not in self._opened]
+        return self._abort(
+            self._placement.planner,
+            f"the job did not start within {self._start_seconds:g} s; waiting for constructor ranks "
+            f"{silent} to build their DataLoader, for sources {unopened} to open",
+        )
+
+    def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
+        """React to one message; see the table in `roles.messages`."""
+        match message:
+            case m.Failed():
+                return self._abort(sender, message.message)
+            case m.SourceOpened():
+                self._opened[message.source, sender] = message
+                return self._begin()
+            case m.Join():
+                self._joins[sender] = message
+                return self._begin()
+            case m.BlockReady():
+                self._take_block(sender, message)
+                return self._advance()
+            case m.Delivered():
+                self._delivered[sender] = message.step
+                return [*self._release(), *self._advance()]
+            case m.Leave():
+                self._left[sender] = message.figures
+                ending = [] if self._ended else self._end(self._state.step, "")
+                return [*ending, *self._stop_when_all_left()]
+            case m.Farewell():
+                self._farewells[sender] = message.figures
+                return self._finish_when_all_closed()
+            case _:
+                raise MSDataError(f"planner got {type(message).__name__} from rank {sender}")
+
+    def _opening(self) -> list[tuple[int, int]]:
+        return [(source, loader) for source, loaders in enumerate(self._affinity) for loader in loaders]
+
+    def _begin(self) -> Sequence[Effect]:
+        """Build the place tree and the streams once everybody is there."""
+        if len(self._joins) < len(self._placement.constructors) or len(self._opened) < len(self._opening()):
+            return []
+        join = self._check_joins()
+        tree = ClientPlaceTree(join.layout, self._graph.broadcast_axes)
+        self._graph.check_mesh(tree)
+        self._tree = tree
+        self._num_steps = None if join.num_steps < 0 else join.num_steps
+        self._steps_ahead, self._buffer_bytes = join.steps_ahead, join.buffer_bytes_per_loader
+        self._clients = self._build_clients(tree)
+        self._streams = [self._build_stream(source) for source in range(len(self._names))]
+        return self._advance()
+
+    def _check_joins(self) -> m.Join:
+        first_rank = self._placement.constructors[0]
+        first = self._joins[first_rank]
+        if first.recipe != self._recipe.fingerprint():
+            raise LaunchError(
+                "the trainers' recipe and the data ranks' recipe differ; give `msdata launch` (or `serve`) "
+                "the same recipe file that the training script imports"
+            )
+        for rank, join in self._joins.items():
+            for name in (each.name for each in fields(join) if each.name != "process"):
+                if getattr(join, name) != getattr(first, name):
+                    raise LaunchError(
+                        f"all training processes build their DataLoader alike; {name} is "
+                        f"{getattr(first, name)} on rank {first_rank} and {getattr(join, name)} on rank {rank}"
+                    )
+        if first.layout.num_processes != len(self._placement.constructors):
+            raise LaunchError(
+                f"the mesh spans {first.layout.num_processes} processes; the job has "
+                f"{len(self._placement.constructors)} training ranks: initialise JAX over all of them"
+            )
+        return first
+
+    def _build_clients(self, tree: ClientPlaceTree) -> list[_Client]:
+        rank_of_process = {join.process: rank for rank, join in self._joins.items()}
+        clients = []
+        for rank in self._placement.constructors:
+            join = self._joins[rank]
+            leader = tree.leader_of_process(join.process)
+            peers = [p for p in tree.peers_of_process(join.process) if p != join.process]
+            rows = tree.rows_of_process(join.process, tuple(join.row_axes), self._graph.packing.rows)  # pyright: ignore[reportOptionalMemberAccess]
+            is_leader = leader == join.process
+            clients.append(
+                _Client(
+                    rank=rank,
+                    join=join,
+                    rows=rows,
+                    relay_to=[rank_of_process[p] for p in peers] if is_leader else [],
+                    is_leader=is_leader,
+                )
+            )
+        return clients
+
+    def _build_stream(self, source: int) -> SourceStream:
+        reports = [self._opened[source, loader] for loader in self._affinity[source]]
+        if any((r.num_records, r.fingerprint) != (reports[0].num_records, reports[0].fingerprint) for r in reports):
+            raise LaunchError(
+                f"source {self._names[source]!r} is not the same on all its loaders: "
+                f"{[(loader, r.num_records, r.fingerprint) for loader, r in zip(self._affinity[source], reports, strict=True)]}"
+            )
+        return SourceStream(
+            self._names[source],
+            self._recipe.sources[self._names[source]],
+            num_records=reports[0].num_records,
+            repeat=self._graph.mixture.on_exhausted == "repeat",  # pyright: ignore[reportOptionalMemberAccess]
+            dtype=info_dtype(self._recipe.columns),
+        )
+
+    # --- planning ---------------------------------------------------------------------------------------
+
+    def _take_block(self, loader: int, block: m.BlockReady) -> None:
+        bad = [
+            BadSample(position=position, reason=reason)
+            for position, reason in zip(block.bad_positions, block.bad_reasons, strict=True)
+        ]
+        self._owner[block.source, block.start] = loader
+        self._held_bytes[loader] += int(block.infos["num_bytes"].sum())
+        self._streams[block.source].add_block(block.start, block.stop, block.infos, bad)
+
+    def _advance(self) -> Sequence[Effect]:
+        """Plan as many steps as credit and known samples allow, then lease what comes next."""
+        effects: list[Effect] = []
+        self._wanted = None
+        while self._clients and not self._ended and not self._left and self._has_credit():
+            step = self._state.step
+            if step == self._num_steps:
+                effects += self._end(step, "")
+                break
+            planned = self._plan_step()
+            if planned is None:
+                break
+            effects += planned
+        return [*effects, *self._lease()]
+
+    def _has_credit(self) -> bool:
+        return self._state.step <= min(self._delivered.values()) + self._steps_ahead
+
+    def _plan_step(self) -> Sequence[Effect] | None:
+        """Compose and place the next step; None while samples are missing."""
+        step = self._state.step
+        ahead = [stream.ahead for stream in self._streams]
+        try:
+            composed = self._graph.compose(
+                self._state, self._names, ahead, [stream.ended for stream in self._streams]
+            )
+        except BadSampleError as error:
+            return self._end(step, str(error))
+        if isinstance(composed, NeedMore):
+            failure = self._streams[composed.source].failure
+            if failure is not None:
+                return self._end(step, f"step {step}: {failure}")
+            self._wanted = composed.source
+            return None
+        if not isinstance(composed, Composed):
+            return self._end(step, "")
+        for stream, count in zip(self._streams, composed.drawn.tolist(), strict=True):
+            stream.drop(count)
+        self._state = composed.state
+        self._demand = np.maximum(0.75 * self._demand, composed.drawn)
+        assert self._tree is not None
+        plan = self._graph.place(composed.plan, self._tree)
+        return self._announce(plan)
+
+    def _end(self, step: int, error: str) -> Sequence[Effect]:
+        self._ended = True
+        return [Send(rank=c.rank, message=m.EndOfData(step=step, error=error)) for c in self._clients]
+
+    def _announce(self, plan: StepPlan) -> Sequence[Effect]:
+        """Expectations for the constructors and orders for the loaders."""
+        row_of_content = np.empty(plan.num_rows, dtype=np.int64)
+        row_of_content[plan.order] = np.arange(plan.num_rows)
+        global_row = row_of_content[plan.row]
+        figures = self._figures(plan)
+        effects: list[Effect] = []
+        wanted: list[np.ndarray] = []
+        for client in self._clients:
+            local = np.full(plan.num_rows, -1, dtype=np.int64)
+            local[client.rows] = np.arange(len(client.rows))
+            mine = np.flatnonzero(local[global_row] >= 0)
+            mine = mine[np.argsort(local[global_row[mine]], kind="stable")]
+            expect = m.Expect(
+                step=plan.step,
+                rows=client.rows,
+                infos=plan.samples[mine],
+                row=local[global_row[mine]].astype(np.int32),
+                offset=plan.offset[mine],
+                length=plan.length[mine],
+                relay_to=client.relay_to,
+                **figures,
+            )
+            effects.append(Send(rank=client.rank, message=expect))
+            if client.is_leader:
+                wanted.append(
+                    np.stack([np.full(len(mine), client.rank), np.arange(len(mine)), mine], axis=1)
+                )
+        return [*effects, *self._orders(plan, np.concatenate(wanted))]
+
+    def _figures(self, plan: StepPlan) -> dict[str, Any]:
+        num_sources = len(self._names)
+        source = plan.samples["source"]
+        return {
+            "digest": plan.digest(),
+            "content_digest": plan.content_digest(),
+            "global_row": plan.order,
+            "source_samples": np.bincount(source, minlength=num_sources),
+            "source_tokens": np.bincount(source, weights=plan.length, minlength=num_sources).astype(np.int64),
+            "group_costs": plan.group_costs(),
+            "unbalanced_costs": plan.group_costs(np.arange(plan.num_rows)),
+            "fill": plan.fill,
+            "num_dropped": len(plan.dropped),
+        }
+
+    def _orders(self, plan: StepPlan, wanted: np.ndarray) -> Sequence[Effect]:
+        """One order per loader; `wanted` `[k, 3]` holds constructor rank, index there, and index in the plan."""
+        sample = plan.samples[wanted[:, 2]]
+        dropped = plan.dropped
+        keys = np.concatenate([sample, dropped])
+        count, extra = len(sample), len(dropped)
+        start = np.concatenate([plan.start[wanted[:, 2]], np.zeros(extra, np.int32)])
+        length = np.concatenate([plan.length[wanted[:, 2]], np.zeros(extra, np.int32)])
+        constructor = np.concatenate([wanted[:, 0], np.full(extra, -1)]).astype(np.int32)
+        index = np.concatenate([wanted[:, 1], np.zeros(extra, np.int64)]).astype(np.int32)
+        owner = self._owners(keys)
+        self._step_bytes[plan.step] = Counter()
+        for infos in (plan.samples, dropped):
+            holder = self._owners(infos)
+            for loader in np.unique(holder).tolist():
+                self._step_bytes[plan.step][loader] += int(infos["num_bytes"][holder == loader].sum())
+        effects = []
+        for loader in np.unique(owner).tolist():
+            mine = owner == loader
+            order = m.Order(
+                step=plan.step,
+                constructor=constructor[mine],
+                index=index[mine],
+                source=keys["source"][mine],
+                position=keys["position"][mine],
+                part=keys["part"][mine],
+                start=start[mine],
+                length=length[mine],
+            )
+            effects.append(Send(rank=loader, message=order))
+        assert count + extra == len(owner)
+        return effects
+
+    def _owners(self, infos: np.ndarray) -> np.ndarray:
+        """int64 `[samples]`: the loader that holds each sample."""
+        sizes = np.array([source.block_size for source in self._recipe.sources.values()])
+        block = infos["position"] // sizes[infos["source"]] * sizes[infos["source"]]
+        pairs, inverse = np.unique(np.stack([infos["source"], block], axis=1), axis=0, return_inverse=True)
+        owners = np.array([self._owner[s, b] for s, b in pairs.tolist()], dtype=np.int64)
+        return owners[inverse.reshape(-1)]
+
+    def _lease(self) -> Sequence[Effect]:
+        """Lease blocks so that each source is known `steps_ahead` steps of its demand ahead."""
+        if self._ended or self._left:
+            return []
+        if not self._streams:
+            return []
+        effects: list[Effect] = []
+        weights = self._graph.mixture.weights_at(self._state.step, self._names)  # pyright: ignore[reportOptionalMemberAccess]
+        for source in np.flatnonzero(weights).tolist():
+            stream = self._streams[source]
+            needed = max(1.0, (1 + self._steps_ahead) * float(self._demand[source]))
+            while True:
+                urgent = source == self._wanted and stream.num_leased_positions == 0
+                if not urgent and len(stream.ahead) + stream.num_leased_positions >= needed:
+                    break
+                loader = self._loader_for(source, urgent=urgent)
+                lease = None if loader is None else stream.next_lease()
+                if loader is None or lease is None:
+                    break
+                effects.append(
+                    Send(rank=loader, message=m.Lease(source=source, start=lease[0], stop=lease[1]))
+                )
+        return effects
+
+    def _loader_for(self, source: int, *, urgent: bool) -> int | None:
+        """The loader of `source` that holds least; None when all are full and nothing waits for it."""
+        loader = min(self._affinity[source], key=lambda rank: (self._held_bytes[rank], rank))
+        full = self._held_bytes[loader] >= self._buffer_bytes
+        return None if full and not urgent else loader
+
+    # --- end --------------------------------------------------------------------------------------------
+
+    def _release(self) -> Sequence[Effect]:
+        everywhere = min(self._delivered.values())
+        if everywhere <= self._released:
+            return []
+        for step in range(self._released + 1, everywhere + 1):
+            self._held_bytes.subtract(self._step_bytes.pop(step, Counter()))
+        self._released = everywhere
+        return [Send(rank=loader, message=m.Release(step=everywhere)) for loader in self._placement.loaders]
+
+    def _stop_when_all_left(self) -> Sequence[Effect]:
+        if len(self._left) < len(self._placement.constructors):
+            return []
+        return [Send(rank=loader, message=m.Stop()) for loader in self._placement.loaders]
+
+    def _finish_when_all_closed(self) -> Sequence[Effect]:
+        if len(self._farewells) < len(self._placement.loaders):
+            return []
+        figures = {
+            "steps": self._state.step,
+            "planner": dict(self._process_figures()),
+            "sources": {
+                name: {"bad_samples": s.num_bad, "bad": [[b.position, b.reason] for b in s.bad[:10]]}
+                for name, s in zip(self._names, self._streams, strict=False)
+            },
+            "loaders": [self._farewells[rank] for rank in self._placement.loaders],
+            "constructors": [self._left[rank] for rank in self._placement.constructors],
+        }
+        summary = [
+            Send(rank=rank, message=m.Summary(figures=figures)) for rank in self._placement.constructors
+        ]
+        return [*summary, Finish(figures=figures)]
+
+    def _abort(self, rank: int, message: str) -> Sequence[Effect]:
+        others = (*self._placement.constructors, *self._placement.loaders)
+        abort = m.Abort(rank=rank, message=message)
+        return [*(Send(rank=r, message=abort) for r in others), Finish(error=JobFailed(rank, message))]
+
+
+def imbalance(group_costs: np.ndarray) -> float:
+    """Cost of the dearest group over the mean, at least 1."""
+    mean = float(group_costs.mean())
+    return float(makespan(group_costs, np.arange(len(group_costs))[:, None]) / mean) if mean else 1.0

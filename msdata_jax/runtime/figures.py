@@ -1,0 +1,34 @@
+"""What a process costs: memory, time, and which heavy libraries it loaded."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HEAVY_MODULES = ("jax", "jaxlib", "torch", "orbax", "tensorflow")
+
+
+def pss_mb() -> float:
+    """Proportional set size of this process in MB (its own pages plus its share of shared ones)."""
+    try:
+        text = Path("/proc/self/smaps_rollup").read_text()
+    except OSError:  # not Linux
+        return 0.0
+    kilobytes = next(line.split()[1] for line in text.splitlines() if line.startswith("Pss:"))
+    return round(int(kilobytes) / 1024, 1)
+
+
+def heavy_modules() -> list[str]:
+    """Heavy libraries that this process has loaded."""
+    return [name for name in HEAVY_MODULES if sys.modules.get(name) is not None]
+
+
+def process_figures() -> dict[str, Any]:
+    """Figures of this process, plain values."""
+    times = os.times()
+    return {
+        "pid": os.getpid(),
+        "pss_mb": pss_mb(),
+        "cpu_seconds": round(times.user + times.system, 2),
+        "heavy_modules": heavy_modules(),
+    }

@@ -1,0 +1,122 @@
+"""The training process's side: a thread that runs the data constructor, and the steps it hands over."""
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msdata_transport import Endpoint
+
+from msdata_jax.errors import JobFailed, MSDataError
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.data_constructor import DataConstructor
+from msdata_jax.roles.effects import Deliver, EndStream
+from msdata_jax.runtime.loop import FAILURE_SECONDS, RoleLoop
+
+CLOSE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step as the trainer gets it: its plan, cut to this process, and its batch."""
+
+    expect: m.Expect
+    batch: Mapping[str, Any]
+
+
+class TrainerSide:
+    """Runs a `DataConstructor` on a thread of its own.
+
+    Args:
+        role: the constructor.
+        endpoint: owned by that thread from now on.
+        emit: turns a finished step into the batch that the trainer gets, on that thread, ahead of its use.
+        exit_on_failure: end the whole process some seconds after another rank failed, for a trainer may be
+            stuck in a collective with a rank that is gone.
+    """
+
+    def __init__(
+        self,
+        role: DataConstructor,
+        endpoint: Endpoint,
+        emit: Callable[[Deliver], Mapping[str, Any]],
+        *,
+        exit_on_failure: bool,
+    ) -> None:
+        self._emit, self._exit_on_failure = emit, exit_on_failure
+        self._steps: queue.SimpleQueue[Step | EndStream] = queue.SimpleQueue()
+        self._loop = RoleLoop(role, endpoint, on_deliver=self._deliver, on_end=self._steps.put)
+        self._endpoint = endpoint
+        self._ended: EndStream | None = None
+        self._closed = False
+        self.figures: Mapping[str, Any] = {}
+        self._thread = threading.Thread(target=self._run, name="msdata-constructor", daemon=True)
+        self._thread.start()
+
+    def next_step(self, timeout_seconds: float) -> Step:
+        """The next step, and word to the planner that it was taken.
+
+        Raises:
+            StopIteration: the data ended.
+            BadSampleError: the data failed at this step, on every training process.
+            JobFailed: a rank failed.
+            MSDataError: no step came in time, or the loader is closed.
+        """
+        if self._closed:
+            raise MSDataError("the DataLoader is closed; build a new one to read on")
+        if self._ended is None:
+            try:
+                item = self._steps.get(timeout=timeout_seconds)
+            except queue.Empty:
+                raise MSDataError(
+                    f"no step came within {timeout_seconds:g} s; a loader is slow or stuck: "
+                    f"raise step_seconds=, or look at the source that `msdata doctor` and the loaders' output name"
+                ) from None
+            if isinstance(item, Step):
+                self._loop.post(m.Delivered(step=item.expect.step))
+                return item
+            self._ended = item
+        if self._ended.error is not None:
+            raise self._ended.error
+        raise StopIteration
+
+    def fail(self, message: str) -> None:
+        """Tell the job that the trainer cannot go on, and wait until it heard."""
+        if not self._closed and self._thread.is_alive():
+            self._closed = True
+            self._loop.post(m.Failed(message=message))
+            self._thread.join(FAILURE_SECONDS)
+
+    def close(self) -> None:
+        """Leave the job: say so, wait for everybody's figures."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_alive():
+            self._loop.post(m.Leave())
+            self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self.figures = self._loop.run()
+        except JobFailed as failed:
+            self._steps.put(EndStream(error=failed))
+            if self._exit_on_failure:
+                self._exit_later()
+
+    def _deliver(self, delivered: Deliver) -> None:
+        self._steps.put(Step(expect=delivered.expect, batch=self._emit(delivered)))
+
+    def _exit_later(self) -> None:
+        timer = threading.Timer(FAILURE_SECONDS, _exit_now)
+        timer.daemon = True
+        timer.start()
+
+
+def _exit_now() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,135 @@
+"""What the reader needs of a dataset (`Records`), and what a file format needs to provide (`Format`)."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from msdata_jax.errors import SourceError
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """Stands for a record that cannot be read; the reason is the same in every process."""
+
+    reason: str
+
+
+class Records(Protocol):
+    """A dataset with random access. Methods may be called from several threads at once."""
+
+    @property
+    def group_sizes(self) -> np.ndarray | None:
+        """Records per group (int64) where reads are cheap within one, None where they are cheap anywhere."""
+        ...
+
+    @property
+    def window_groups(self) -> int:
+        """How many groups may be open at a time without being decoded again."""
+        ...
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether index `epoch * len + record` asks for the record as that epoch sees it."""
+        ...
+
+    @property
+    def num_open_files(self) -> int:
+        """Files that are open now."""
+        ...
+
+    def __len__(self) -> int:
+        """Records of one epoch."""
+        ...
+
+    def read(self, indices: np.ndarray) -> list[Any]:
+        """The records at `indices` (int64), in that order; a `BadRecord` for each that cannot be read.
+
+        None stands for a record that the dataset itself leaves out.
+
+        Raises:
+            SourceError: nothing can be read any more.
+        """
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest that changes when the data does, without reading them all. Free of paths and times."""
+        ...
+
+    def close(self) -> None:
+        """Close the files. Reading afterwards is an error; closing twice is not."""
+        ...
+
+
+class Handle(Protocol):
+    """An open file."""
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+class RecordFile(Protocol):
+    """One indexed file. It keeps the index in memory and no file open."""
+
+    @property
+    def group_sizes(self) -> np.ndarray | None:
+        """As in `Records`."""
+        ...
+
+    def __len__(self) -> int:
+        """Records of the file."""
+        ...
+
+    def open(self) -> Handle:
+        """Open the file for reading. Raises OSError as `open` does."""
+        ...
+
+    def read(self, handle: Any, indices: np.ndarray) -> list[Any]:
+        """As in `Records`, through a handle from `open`, which other threads may use as well."""
+        ...
+
+
+class Format(Protocol):
+    """A file format with its options; shared by the files of one source."""
+
+    @property
+    def window_groups(self) -> int:
+        """As in `Records`."""
+        ...
+
+    def index(self, path: str) -> RecordFile:
+        """Look at one file.
+
+        Raises:
+            SourceError: the file is not of this format or is damaged; says which file and where.
+        """
+        ...
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional package.
+
+    Raises:
+        SourceError: it is not installed; says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SourceError(
+            f"this needs the package {module.split('.', maxsplit=1)[0]}, which cannot be imported ({error}); "
+            f"install it with: pip install 'msdata-jax[{extra}]'"
+        ) from error
+
+
+def one_line(error: BaseException, known: Sequence[str] = ()) -> str:
+    """An error as a short line that is equal in every process: no addresses, no line breaks."""
+    import re
+
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", " ".join(str(error).split()))
+    for path in known:
+        text = text.replace(path, "the file")
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,198 @@
+"""`SourceReader`: one source, opened; turns ranges of positions into blocks of samples."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msdata_jax.errors import BadSampleError, MSDataError, SourceError
+from msdata_jax.recipe import Source
+from msdata_jax.records import BadSample, Block, Sample, default_measure, info_dtype
+from msdata_jax.sources.files import open_files
+from msdata_jax.sources.memory import MemoryRecords
+from msdata_jax.sources.order import Order
+from msdata_jax.sources.protocol import BadRecord, Records, one_line
+from msdata_jax.sources.samples import to_sample
+from msdata_jax.sources.transforms import Chain
+
+MAX_SUBSTITUTES = 16
+"""How many positions after a bad one are tried for a substitute under policy `replace`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What one position yields before the policy: samples and their user columns, or why there are none."""
+
+    samples: Sequence[Sample] = ()
+    columns: Sequence[dict[str, int]] = ()
+    bad: str | None = None
+
+
+class SourceReader:
+    """Reads one source. What a position yields depends on the recipe, the seed and the position alone.
+
+    Everything that can be known to be wrong is an error here, before training: the files, the format, the
+    tokenizer. Several threads may read different blocks at once.
+
+    Args:
+        name: the source's name in the recipe.
+        index: its place in the recipe, written into `infos["source"]`.
+        source: the dataset and its transforms.
+        seed: the recipe's seed.
+        columns: all user columns of the recipe; those that this source does not measure are 0.
+
+    Raises:
+        SourceError: the data cannot be opened, or hold no record.
+        RecipeError: a transform or its file is wrong.
+    """
+
+    def __init__(
+        self, name: str, index: int, source: Source, *, seed: int, columns: Sequence[str] = ()
+    ) -> None:
+        self._name = name
+        self._index = index
+        self._source = source
+        self._dtype = info_dtype((*columns, *source.columns))
+        try:
+            self._chain = Chain(source.transforms, seed=seed, source_name=name)
+            self._chain.open()
+            self._records = _open(source)
+            if len(self._records) == 0:
+                raise SourceError(f"{source.data!r:.100} has no records; a source needs at least one")
+        except MSDataError as error:
+            raise type(error)(f"source {name!r}: {error}") from error
+        self._order = Order(
+            len(self._records),
+            seed=seed,
+            source_name=name,
+            shuffle=source.shuffle,
+            group_sizes=self._records.group_sizes,
+            window_groups=self._records.window_groups,
+        )
+
+    @property
+    def num_records(self) -> int:
+        """Records of one epoch."""
+        return len(self._records)
+
+    @property
+    def num_open_files(self) -> int:
+        """Files that are open now."""
+        return self._records.num_open_files
+
+    def fingerprint(self) -> str:
+        """A digest of the data, cheap to take and free of paths and times: equal where the data are."""
+        return self._records.fingerprint()
+
+    def read_block(self, start: int, stop: int) -> Block:
+        """What the positions `start <= p < stop` yield.
+
+        Bad samples are listed in `Block.bad` whatever the policy; it is for the planner to end the data.
+        Under `replace` the content of the next position that yields a sample stands in their place, under
+        their own position. Samples without tokens are left out.
+
+        Args:
+            start: first position, at least 0.
+            stop: one past the last.
+
+        Raises:
+            SourceError: the files can no longer be read, or the reader is closed.
+            ValueError: not 0 <= start <= stop.
+        """
+        if not 0 <= start <= stop:
+            raise ValueError(f"a block is of positions 0 <= start <= stop, got {start} and {stop}")
+        contents = dict(zip(range(start, stop), self._read(start, stop), strict=True))
+        bad: list[BadSample] = []
+        yields: list[tuple[int, _Content]] = []
+        for position in range(start, stop):
+            content = contents[position]
+            if content.bad is not None:
+                content, reason = self._substitute(position, content.bad, contents)
+                bad.append(BadSample(position=position, reason=reason))
+            yields.append((position, content))
+        samples = [sample for _, content in yields for sample in content.samples]
+        return Block(
+            start=start, stop=stop, infos=self._infos(yields, len(samples)), samples=samples, bad=bad
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._records.close()
+
+    def _substitute(self, position: int, reason: str, contents: dict[int, _Content]) -> tuple[_Content, str]:
+        """What stands in the place of a bad position, and the reason to list. Adds to `contents`."""
+        if self._source.on_bad_sample != "replace":
+            return _Content(), reason
+        for other in range(position + 1, position + 1 + MAX_SUBSTITUTES):
+            if other not in contents:
+                contents[other] = self._read(other, other + 1)[0]
+            if contents[other].samples:
+                return contents[other], reason
+        return _Content(), f"{reason}; none of the next {MAX_SUBSTITUTES} positions can replace it"
+
+    def _read(self, start: int, stop: int) -> list[_Content]:
+        epochs, records = self._order.locate(np.arange(start, stop))
+        asked = epochs * len(self._records) + records if self._records.counts_epochs else records
+        found = self._records.read(asked)
+        return [
+            self._transform(record, epoch, index)
+            for record, epoch, index in zip(found, epochs.tolist(), records.tolist(), strict=True)
+        ]
+
+    def _transform(self, record: Any, epoch: int, index: int) -> _Content:
+        if record is None:
+            return _Content()
+        if isinstance(record, BadRecord):
+            return _Content(bad=record.reason)
+        if not isinstance(record, dict):
+            record = {"record": record}
+        try:
+            samples, columns = [], []
+            for result in self._chain(record, epoch, index):
+                sample = to_sample(result)
+                if len(sample["tokens"]):
+                    columns.append(self._measure({**result, **sample}))
+                    samples.append(sample)
+        except BadSampleError as error:
+            return _Content(bad=str(error))
+        return _Content(samples, columns)
+
+    def _measure(self, result: dict[str, Any]) -> dict[str, int]:
+        """The user's columns; the function sees the whole record, not only what travels."""
+        measure = self._source.measure
+        if measure is None:
+            return {}
+        try:
+            measured = measure(result)
+            return {column: int(measured[column]) for column in self._source.columns}
+        except MemoryError:
+            raise
+        except Exception as error:  # the user's code, as in a transform
+            raise BadSampleError(
+                f"measure (columns {list(self._source.columns)}): {one_line(error)}"
+            ) from error
+
+    def _infos(self, yields: Sequence[tuple[int, _Content]], num_samples: int) -> np.ndarray:
+        infos = np.zeros(num_samples, self._dtype)
+        infos["source"] = self._index
+        row = 0
+        for position, content in yields:
+            for part, (sample, columns) in enumerate(zip(content.samples, content.columns, strict=True)):
+                infos["position"][row] = position
+                infos["part"][row] = part
+                for column, value in {**columns, **default_measure(sample)}.items():
+                    infos[column][row] = value
+                row += 1
+        return infos
+
+
+def _open(source: Source) -> Records:
+    if not isinstance(source.data, str | os.PathLike):
+        if source.options:
+            raise SourceError(
+                f"options are for files; data is {type(source.data).__qualname__}, leave them out"
+            )
+        return MemoryRecords(source.data)
+    return open_files(os.fspath(source.data), source.options, keep_damaged=source.on_bad_sample != "raise")

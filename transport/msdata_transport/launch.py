@@ -1,0 +1,54 @@
+# pyright: strict
+"""What the launcher told this process, read from its environment without loading MPI."""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from msdata_transport.errors import TransportError
+
+# MPICH and Intel MPI (PMI), Open MPI, MVAPICH.
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # Slurm numbers the batch script and interactive shells from the top
+
+
+def world_size_from_environment(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Number of processes that mpiexec or srun started together, or None when neither started this one.
+
+    Loads no MPI, so a program can choose between MPI and the in-process transport before paying for it.
+    """
+    sizes = (_number(environ, name) for name in _SIZE_VARIABLES)
+    return next((size for size in sizes if size is not None), _tasks_of_step(environ))
+
+
+def check_world_size(size: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse the silent case that srun started N tasks and MPI sees fewer.
+
+    Raises:
+        TransportError: MPI's world is smaller than the Slurm step.
+    """
+    num_tasks = _tasks_of_step(environ)
+    if num_tasks is not None and size < num_tasks:
+        raise TransportError(
+            f"srun started {num_tasks} tasks (SLURM_NTASKS) but MPI's world has {size}: they are {num_tasks}"
+            " silent singletons, because srun and this MPI speak different PMI. Use `srun --mpi=pmi2`"
+            " for MPICH, `srun --mpi=pmix` for Open MPI, or start with mpiexec; `srun --mpi=list` shows what Slurm has"
+        )
+
+
+def find_mpiexec() -> str | None:
+    """Path of the mpiexec that belongs to this Python: beside its executable, else on PATH."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+
+
+def _tasks_of_step(environ: Mapping[str, str]) -> int | None:
+    step = _number(environ, "SLURM_STEP_ID")
+    return None if step is None or step >= _FIRST_SPECIAL_STEP else _number(environ, "SLURM_NTASKS")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else None

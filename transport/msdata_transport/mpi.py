@@ -1,0 +1,252 @@
+# pyright: strict
+"""The MPI twin, for mpi4py 4. The only file that imports mpi4py, and only when something here is called.
+
+Rules that keep the living going when a rank dies (measured: without them most survivors wedge):
+- after `join` no collectives: nonblocking point-to-point with named sources on a private communicator;
+- at most `credits.WINDOW` unacknowledged messages to one peer, the rest wait here;
+- never block in MPI, which spins, but look and sleep;
+- an error that names nobody is counted and looked past, never blamed on the peer of the request.
+"""
+
+import contextlib
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from msdata_transport.errors import PeerLost, TooLate
+from msdata_transport.framing import DEFAULT_LIMITS, Limits
+from msdata_transport.launch import check_world_size, find_mpiexec
+from msdata_transport.polled import Buffer, PolledEndpoint
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_TAG = 1
+_CARD = struct.Struct("64s256s")  # name of the group, host
+_MAX_TEXT_BYTES = 64 << 10
+_TEXT = struct.Struct(f"<I{_MAX_TEXT_BYTES}s")
+
+# MPI may read the buffers of sends that did not finish until the process ends: they outlive their endpoint.
+_unfinished: list[Any] = []
+
+
+class MpiWire:
+    """Messages of MPI on one communicator that nobody else uses.
+
+    Attributes:
+        num_nameless_errors: errors of MPI that blame no process; the call is tried again.
+    """
+
+    def __init__(self, comm: "MPI.Intracomm") -> None:
+        from mpi4py import MPI
+
+        self.num_nameless_errors = 0
+        self._comm = comm
+        self._status = MPI.Status()
+        self._byte = MPI.BYTE
+        self._null = MPI.REQUEST_NULL
+        self._error = MPI.Exception
+        # Where MPI has no such class, mpi4py gives it the number of ERR_UNKNOWN.
+        self._lost = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
+
+    def probe(self, rank: int) -> int | None:
+        try:
+            return self._status.Get_count(self._byte) if self._comm.Iprobe(rank, _TAG, self._status) else None
+        except self._error as error:
+            self._judge(rank, error)
+
+    def start_send(self, rank: int, data: Buffer) -> "MPI.Request | None":
+        try:
+            return self._comm.Isend([data, self._byte], rank, _TAG)
+        except self._error as error:
+            self._judge(rank, error)
+
+    def start_receive(self, rank: int, buffer: Buffer) -> "MPI.Request | None":
+        # Between probe and this no other receive can take the message: one thread owns the communicator.
+        try:
+            return self._comm.Irecv([buffer, self._byte], rank, _TAG)
+        except self._error as error:
+            self._judge(rank, error)
+
+    def finished(self, rank: int, pending: "MPI.Request") -> bool:
+        # A request that is null before it was found finished has failed, and MPI would call it finished.
+        try:
+            return pending != self._null and pending.Test()
+        except self._error as error:
+            self._judge(rank, error)
+            return False
+
+    def _judge(self, rank: int, error: "MPI.Exception") -> None:
+        """Blame the peer only for an error that says a process failed; count any other."""
+        if error.Get_error_class() in self._lost:
+            raise PeerLost(rank, error.Get_error_string()) from error
+        self.num_nameless_errors += 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MpiDescription:
+    """What MPI this Python has, for people to read."""
+
+    library: str
+    standard: str
+    thread_level: str
+    mpi4py: str
+    mpiexec: str | None
+
+
+def describe_mpi() -> MpiDescription:
+    """Load MPI, which starts it in this process, and say what it is. ImportError when there is none."""
+    import mpi4py
+    from mpi4py import MPI
+
+    levels = {
+        MPI.THREAD_SINGLE: "THREAD_SINGLE",
+        MPI.THREAD_FUNNELED: "THREAD_FUNNELED",
+        MPI.THREAD_SERIALIZED: "THREAD_SERIALIZED",
+        MPI.THREAD_MULTIPLE: "THREAD_MULTIPLE",
+    }
+    library = " ".join(MPI.Get_library_version().replace("\0", "").splitlines()[0].split())
+    standard = ".".join(map(str, MPI.Get_version()))
+    return MpiDescription(
+        library=library,
+        standard=standard,
+        thread_level=levels.get(MPI.Query_thread(), "unknown"),
+        mpi4py=mpi4py.__version__,
+        mpiexec=find_mpiexec(),
+    )
+
+
+class MpiJob:
+    """All processes of `MPI.COMM_WORLD`, each in a named group. Made by `join`.
+
+    Attributes:
+        endpoint: this rank's end of the transport; ranks are those of `MPI.COMM_WORLD`.
+        group: name of this rank's group.
+        groups: world ranks of each group, ascending; groups in order of their first rank.
+        hosts: processor name of each world rank.
+    """
+
+    def __init__(
+        self, cards: list[tuple[str, str]], group_comm: "MPI.Comm", comm: "MPI.Intracomm", limits: Limits
+    ) -> None:
+        self._wire = MpiWire(comm)
+        self.endpoint = PolledEndpoint(comm.Get_rank(), comm.Get_size(), self._wire, limits)
+        self.group = cards[self.endpoint.rank][0]
+        self.groups = _groups_of([name for name, _ in cards])
+        self.hosts = tuple(host for _, host in cards)
+        self._group_comm = group_comm
+        self._comm = comm
+
+    @property
+    def group_rank(self) -> int:
+        return self._group_comm.Get_rank()
+
+    @property
+    def group_size(self) -> int:
+        return self._group_comm.Get_size()
+
+    def group_bcast(self, text: str | None, timeout_seconds: float = 60.0) -> str:
+        """Give the text of the group's rank 0 to its group; all of it call this, the others with None.
+
+        Raises:
+            ValueError: over 64 KiB of UTF-8, or rank 0 has no text.
+            TooLate: somebody did not call it in time; the job is of no more use then.
+        """
+        is_root = self.group_rank == 0
+        data = (text or "").encode()
+        if is_root and (text is None or len(data) > _MAX_TEXT_BYTES):
+            raise ValueError(
+                f"rank 0 of a group broadcasts a text of at most {_MAX_TEXT_BYTES} bytes, got {len(data)}"
+            )
+        # Fixed size: one collective, and nothing to trust about a length.
+        buffer = bytearray(_TEXT.pack(len(data), data)) if is_root else bytearray(_TEXT.size)
+        _wait(self._group_comm.Ibcast(buffer, root=0), timeout_seconds, f"group_bcast of {self.group!r}")
+        num_bytes, padded = _TEXT.unpack(buffer)
+        return padded[:num_bytes].decode()
+
+    def leave(self, ok: bool, timeout_seconds: float = 60.0) -> None:
+        """End this rank's part.
+
+        With `ok`, which all ranks must pass or none, it closes the endpoint, waits until all ranks are here,
+        and frees the communicators; MPI_Finalize, which mpi4py calls at exit, then returns at once.
+
+        Without it nothing here waits for others. A rank that failed, or outlived one that did, must then end
+        by `os._exit(status)`: MPI_Finalize may hang for ever, and mpi4py would call it at a normal exit.
+
+        Raises:
+            TooLate: with `ok`, a rank did not come in time; end by `os._exit`.
+        """
+        if not ok:
+            with contextlib.suppress(TooLate):
+                self.endpoint.close(timeout_seconds=0.0)
+            _unfinished.extend(self.endpoint.unfinished())
+            return
+        self.endpoint.close(timeout_seconds)
+        _wait(self._comm.Ibarrier(), timeout_seconds, "leave", self.endpoint.discard)
+        _unfinished.extend(self.endpoint.unfinished())
+        self._comm.Free()
+        self._group_comm.Free()
+
+
+def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LIMITS) -> MpiJob:
+    """Load MPI and meet all ranks of `MPI.COMM_WORLD`; each calls this once with the name of its group.
+
+    mpi4py asks for THREAD_MULTIPLE unless told otherwise. THREAD_SERIALIZED is enough while one thread at a
+    time uses MPI, THREAD_FUNNELED while that is the main thread.
+
+    Raises:
+        ValueError: the name is empty or over 64 bytes of UTF-8.
+        TooLate: a rank did not call it in time.
+        TransportError: srun started more processes than MPI sees.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    check_world_size(world.Get_size())
+    cards = _exchange_cards(world, group, MPI.Get_processor_name(), timeout_seconds)
+    names = list(_groups_of([name for name, _ in cards]))
+    # All ranks have just arrived, so these two, which cannot be polled, are short.
+    group_comm = world.Split(names.index(group), world.Get_rank())
+    private = world.Dup()
+    private.Set_errhandler(MPI.ERRORS_RETURN)
+    return MpiJob(cards, group_comm, private, limits)
+
+
+def _exchange_cards(
+    world: "MPI.Intracomm", group: str, host: str, timeout_seconds: float
+) -> list[tuple[str, str]]:
+    """(group, host) of every rank."""
+    name = group.encode()
+    if not 0 < len(name) <= 64:
+        raise ValueError(f"the name of a group has 1 to 64 bytes, got {group!r}")
+    mine = np.frombuffer(_CARD.pack(name, host.encode()), np.uint8)
+    cards = np.zeros((world.Get_size(), _CARD.size), np.uint8)
+    _wait(world.Iallgather(mine, cards), timeout_seconds, f"join of rank {world.Get_rank()}")
+    unpacked = (_CARD.unpack(card.tobytes()) for card in cards)
+    return [
+        (name.rstrip(b"\0").decode(), host.rstrip(b"\0").decode(errors="replace")) for name, host in unpacked
+    ]
+
+
+def _groups_of(names: list[str]) -> dict[str, tuple[int, ...]]:
+    return {
+        name: tuple(rank for rank, other in enumerate(names) if other == name)
+        for name in dict.fromkeys(names)
+    }
+
+
+def _wait(
+    request: "MPI.Request", timeout_seconds: float, what: str, meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    """Wait without spinning, as a blocking MPI call would."""
+    deadline = time.monotonic() + timeout_seconds
+    while not request.Test():
+        if time.monotonic() >= deadline:
+            _unfinished.append(request)
+            raise TooLate(f"{what}: a rank did not come within {timeout_seconds} s")
+        meanwhile()
+        time.sleep(1e-3)

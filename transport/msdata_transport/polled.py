@@ -1,0 +1,326 @@
+# pyright: strict
+"""An endpoint over any wire that is looked at, not waited in. Loads no MPI; `mpi.py` brings the wire.
+
+All goes in order: a message is its head, then each array that is not empty. A control is 8 bytes, which no
+head is: a number of messages acknowledged, or 0 for "I closed". A message is acknowledged when `receive`
+gives it out, so a rank that stops receiving holds at most a window of messages of each peer.
+"""
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Generator
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from msdata_transport.backoff import Backoff
+from msdata_transport.credits import Credits
+from msdata_transport.endpoint import Message
+from msdata_transport.errors import BadFrame, EndpointClosed, PeerLost, TooLate, TransportError
+from msdata_transport.framing import (
+    DEFAULT_LIMITS,
+    Head,
+    Limits,
+    byte_view,
+    copy_message,
+    decode_head,
+    encode_head,
+)
+
+_CONTROL = struct.Struct("<Q")
+_CLOSED = 0  # as a control
+
+Buffer = bytes | bytearray | np.ndarray
+Pending = TypeVar("Pending")
+_Waits = Generator[None, None, None]
+
+
+class Wire(Protocol[Pending]):
+    """Ordered runs of bytes between numbered ranks, nonblocking. A call may raise PeerLost for its `rank`."""
+
+    def probe(self, rank: int) -> int | None:
+        """Size of the next run from `rank` for which no receive was started, or None."""
+        ...
+
+    def start_send(self, rank: int, data: Buffer) -> Pending | None:
+        """Start to send; None means not started, try again later. `data` must live until it is finished."""
+        ...
+
+    def start_receive(self, rank: int, buffer: Buffer) -> Pending | None:
+        """Start to receive the run just probed; None means not started, try again later."""
+        ...
+
+    def finished(self, rank: int, pending: Pending) -> bool:
+        """Whether a send or receive is over; not asked again after True. One that failed never is."""
+        ...
+
+
+class _Peer(Generic[Pending]):
+    """What is under way between this rank and one other."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.credits = Credits()
+        self.waiting: deque[list[Buffer]] = deque()  # messages that wait for credit
+        self.posting: deque[Buffer] = deque()  # with credit, not given to the wire yet
+        self.sending: deque[tuple[Pending, Buffer]] = deque()  # given to the wire
+        self.lost: str | None = None
+        self.closed = False  # it said so
+        self.talked = False  # something went or came
+        self.reader: _Waits
+
+    @property
+    def gone(self) -> bool:
+        return self.closed or self.lost is not None
+
+    @property
+    def left(self) -> bool:
+        """Whether all that was queued has been taken by the peer, or never will be."""
+        return self.gone or not (
+            self.waiting or self.posting or self.sending or self.credits.num_unacknowledged
+        )
+
+
+class PolledEndpoint(Generic[Pending]):
+    """An Endpoint that makes progress only while its owner is inside `send`, `receive` or `close`.
+
+    Messages to a peer that closed its endpoint vanish.
+    """
+
+    def __init__(self, rank: int, size: int, wire: Wire[Pending], limits: Limits = DEFAULT_LIMITS) -> None:
+        self._rank = rank
+        self._size = size
+        self._wire = wire
+        self._limits = limits
+        self._inbox: deque[tuple[int, Message] | BadFrame | PeerLost] = deque()
+        self._backoff = Backoff()
+        self._moved = False  # traffic since the last pause
+        self._num_looks = 0
+        self._bell = threading.Event()
+        self._closed = False
+        self._others = {other: _Peer[Pending](other) for other in range(size) if other != rank}
+        for peer in self._others.values():
+            peer.reader = self._read(peer)
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def send(self, rank: int, message: Message) -> None:
+        self._check_open()
+        if not 0 <= rank < self._size:
+            raise ValueError(f"rank must be in [0, {self._size}), got {rank}")
+        if rank == self._rank:
+            self._inbox.append((rank, copy_message(message, self._limits)))
+            return
+        peer = self._others[rank]
+        head = encode_head(message, self._limits)
+        if peer.lost is not None:
+            raise PeerLost(rank, peer.lost)
+        if not peer.closed:
+            peer.waiting.append([head, *(byte_view(array) for array in message.arrays if array.size)])
+            self._advance(peer)
+
+    def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
+        self._check_open()
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            if self._bell.is_set():
+                self._bell.clear()
+                return None
+            # What is here comes first, but a rank that keeps writing to itself must not starve its peers.
+            self._num_looks += 1
+            if not self._inbox or self._num_looks % 16 == 0:
+                self._advance_all()
+            if self._inbox:
+                return self._give_out()
+            self._acknowledge_all()
+            if time.monotonic() >= deadline:
+                raise TooLate(f"rank {self._rank} got nothing within {timeout_seconds} s")
+            self._pause(deadline)
+
+    def wake(self) -> None:
+        self._bell.set()
+
+    def close(self, timeout_seconds: float = 10.0) -> None:
+        """As the contract. A message has left when its peer acknowledged it, so the process may exit at once.
+
+        What arrives meanwhile is dropped. Peers that closed or are lost are not waited for.
+        """
+        if self._closed:
+            return
+        deadline = time.monotonic() + timeout_seconds
+        peers = self._others.values()
+        while not all(peer.left for peer in peers) and time.monotonic() < deadline:
+            self.discard()
+            self._acknowledge_all()
+            self._pause(deadline)
+        late = [peer.rank for peer in peers if not peer.left]
+        self._say_closed(max(deadline, time.monotonic() + 0.1))
+        if late:
+            raise TooLate(
+                f"ranks {late} did not take their messages within {timeout_seconds} s; closed anyway"
+            )
+
+    def discard(self) -> None:
+        """Drop what has come. For `close`, and after it while peers may have something under way to here."""
+        self._bell.clear()
+        self._advance_all()
+        while self._inbox:
+            self._take_next()
+
+    def unfinished(self) -> list[tuple[Pending, Buffer]]:
+        """Sends that the wire may still read from after `close`: their peers went first or were late."""
+        return [sending for peer in self._others.values() for sending in peer.sending]
+
+    def _say_closed(self, deadline: float) -> None:
+        """Acknowledge what was taken, tell all that were talked to, and wait until the wire has these."""
+        self.discard()
+        self._acknowledge_all()
+        self._closed = True
+        for peer in self._others.values():
+            if peer.talked and not peer.gone:
+                peer.posting.append(_CONTROL.pack(_CLOSED))
+        while any((peer.posting or peer.sending) and not peer.gone for peer in self._others.values()):
+            if time.monotonic() >= deadline:
+                break
+            self.discard()
+            self._pause(deadline)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EndpointClosed(f"the endpoint of rank {self._rank} is closed")
+
+    def _pause(self, deadline: float) -> None:
+        now = time.monotonic()
+        if self._moved:
+            self._moved = False
+            self._backoff.traffic(now)
+        seconds = min(self._backoff.pause(now), deadline - now)
+        if seconds > 0:
+            self._bell.wait(seconds)
+
+    def _give_out(self) -> tuple[int, Message]:
+        item = self._take_next()
+        if isinstance(item, TransportError):
+            raise item
+        return item
+
+    def _take_next(self) -> tuple[int, Message] | BadFrame | PeerLost:
+        item = self._inbox.popleft()
+        if not isinstance(item, TransportError) and item[0] != self._rank:
+            peer = self._others[item[0]]
+            peer.credits.taken()
+            self._acknowledge(peer, peer.credits.collect_owed())
+        return item
+
+    def _acknowledge_all(self) -> None:
+        for peer in self._others.values():
+            self._acknowledge(peer, peer.credits.collect_owed(at_least=1))
+
+    def _acknowledge(self, peer: _Peer[Pending], num_messages: int) -> None:
+        # After "I closed" the peer reads no more.
+        if num_messages and not peer.gone and not self._closed:
+            peer.posting.append(_CONTROL.pack(num_messages))
+            self._advance(peer)
+
+    def _advance_all(self) -> None:
+        for peer in self._others.values():
+            self._advance(peer)
+
+    def _advance(self, peer: _Peer[Pending]) -> None:
+        """Do for one peer all that can be done without waiting."""
+        if peer.gone:
+            return
+        try:
+            next(peer.reader, None)
+            if not peer.gone:
+                self._push(peer)
+        except BadFrame as error:
+            self._inbox.append(BadFrame(f"from rank {peer.rank}: {error}"))
+            self._lose(peer, "it sent bytes that are no message")
+        except PeerLost as error:
+            self._lose(peer, error.why)
+
+    def _lose(self, peer: _Peer[Pending], why: str) -> None:
+        peer.lost = why
+        peer.waiting.clear()
+        peer.posting.clear()
+        self._inbox.append(PeerLost(peer.rank, why))
+
+    def _push(self, peer: _Peer[Pending]) -> None:
+        while peer.sending and self._wire.finished(peer.rank, peer.sending[0][0]):
+            peer.sending.popleft()
+            self._moved = True
+        while peer.waiting and peer.credits.may_send:
+            peer.credits.sent()
+            peer.posting.extend(peer.waiting.popleft())
+        while peer.posting:
+            pending = self._wire.start_send(peer.rank, peer.posting[0])
+            if pending is None:
+                return
+            peer.sending.append((pending, peer.posting.popleft()))
+            peer.talked = self._moved = True
+
+    def _read(self, peer: _Peer[Pending]) -> _Waits:
+        """Read a peer until it closes; yields wherever it has to wait for the wire."""
+        while not peer.closed:
+            num_bytes = yield from self._probe(peer)
+            peer.talked = True
+            if num_bytes > self._limits.max_head_bytes:
+                raise BadFrame(
+                    f"too many bytes in a head: {num_bytes}, at most {self._limits.max_head_bytes}"
+                )
+            data = bytearray(num_bytes)
+            yield from self._finish(peer, (yield from self._take(peer, data)))
+            if num_bytes == _CONTROL.size:
+                self._obey(peer, _CONTROL.unpack(data)[0])
+                continue
+            head = decode_head(data, self._limits)
+            arrays = yield from self._read_arrays(peer, head)
+            self._inbox.append((peer.rank, Message(kind=head.kind, header=head.header, arrays=arrays)))
+
+    def _read_arrays(self, peer: _Peer[Pending], head: Head) -> Generator[None, None, tuple[np.ndarray, ...]]:
+        """Receive the arrays in place; each is made only when as many bytes as its head said are here."""
+        arrays: list[np.ndarray] = []
+        receiving: list[Pending] = []
+        for index, spec in enumerate(head.arrays):
+            num_bytes = (yield from self._probe(peer)) if spec.num_bytes else 0
+            if num_bytes != spec.num_bytes:
+                raise BadFrame(f"array {index} has {num_bytes} bytes, its head said {spec.num_bytes}")
+            arrays.append(spec.allocate())
+            if num_bytes:
+                receiving.append((yield from self._take(peer, byte_view(arrays[-1]))))
+        for pending in receiving:
+            yield from self._finish(peer, pending)
+        return tuple(arrays)
+
+    def _probe(self, peer: _Peer[Pending]) -> Generator[None, None, int]:
+        while (num_bytes := self._wire.probe(peer.rank)) is None:
+            yield
+        self._moved = True
+        return num_bytes
+
+    def _take(self, peer: _Peer[Pending], buffer: bytearray | np.ndarray) -> Generator[None, None, Pending]:
+        while (pending := self._wire.start_receive(peer.rank, buffer)) is None:
+            yield
+        return pending
+
+    def _finish(self, peer: _Peer[Pending], pending: Pending) -> _Waits:
+        while not self._wire.finished(peer.rank, pending):
+            yield
+        self._moved = True
+
+    def _obey(self, peer: _Peer[Pending], control: int) -> None:
+        if control != _CLOSED:
+            peer.credits.acknowledged(control)
+            return
+        peer.closed = True
+        peer.waiting.clear()
+        peer.posting.clear()
