@@ -160,21 +160,23 @@ def _local_cross_entropy(
     def one_row(of_embedding: jax.Array, row: tuple[jax.Array, jax.Array, jax.Array]) -> tuple:
         x, target, weight = row
         scores = x @ embedding.T  # [places, entries]
-        top = jax.lax.pmax(jnp.max(scores, axis=-1), "tp")
-        shares = jnp.exp(scores - top[:, None])
+        top = jnp.max(scores, axis=-1)
+        exponentials = jnp.exp(scores - top[:, None])
         is_target = target[:, None] == entries
-        total, target_score = jax.lax.psum(
-            (jnp.sum(shares, axis=-1), jnp.sum(jnp.where(is_target, scores, 0.0), axis=-1)), "tp"
-        )
-        nats = weight * (top + jnp.log(total) - target_score)
-        of_scores = shares * (weight / total)[:, None] - jnp.where(is_target, weight[:, None], 0.0)
+        # One exchange over `tp`; each part carries its share of the nats, and the sum over `tp` is all of them.
+        log_totals = jax.lax.all_gather(top + jnp.log(jnp.sum(exponentials, axis=-1)), "tp")  # [parts, places]
+        log_total = jax.nn.logsumexp(log_totals, axis=0)
+        target_scores = jnp.sum(jnp.where(is_target, scores, 0.0), axis=-1)
+        nats = weight * (log_total / len(log_totals) - target_scores)
+        scale = weight * jnp.exp(top - log_total)
+        of_scores = exponentials * scale[:, None] - jnp.where(is_target, weight[:, None], 0.0)
         of_embedding += of_scores.T @ x
         return of_embedding, (jnp.sum(nats), of_scores @ embedding)
 
     start = jax.lax.pcast(jnp.zeros_like(embedding), ("dp", "cp"), to="varying")
     of_embedding, (nats, of_hidden) = jax.lax.scan(one_row, start, (hidden, targets, weights))
-    nats, of_embedding = jax.lax.psum((jnp.sum(nats), of_embedding), ("dp", "cp"))
-    return nats, jax.lax.psum(of_hidden, "tp"), of_embedding
+    nats = jax.lax.psum(jnp.sum(nats), ("dp", "cp", "tp"))
+    return nats, jax.lax.psum(of_hidden, "tp"), jax.lax.psum(of_embedding, ("dp", "cp"))
 
 
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
@@ -223,8 +225,11 @@ def attention(x: jax.Array, weights: Params, places: Places) -> jax.Array:
     return jnp.einsum("bqhe,hed->bqd", mixed, weights["attention_out"])
 
 
-def _local_attention(*rows: jax.Array) -> jax.Array:
+def _local_attention(query: jax.Array, key: jax.Array, value: jax.Array, *places: jax.Array) -> jax.Array:
     """One row at a time, and scores made again for the gradient: what stays in memory is small."""
+    # Keys and values are equal over `cp`. Said to vary, their gradients are summed once, not once a row.
+    key, value = jax.lax.pcast((key, value), "cp", to="varying")
+    rows = (query, key, value, *places)
     return jax.lax.map(jax.checkpoint(lambda row: _row_attention(*row)), rows)
 
 

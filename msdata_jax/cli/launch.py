@@ -57,13 +57,12 @@ def command_line(
     mpiexec = find_mpiexec()
     if mpiexec is None:
         raise LaunchError("no mpiexec beside this Python or on PATH; `pip install 'msdata-jax[mpi]'` brings one")
-    serve = [sys.executable, "-m", "msdata_jax", "serve"]
-    data = [*serve, "--threads", str(threads), "--role"]
+    data = [sys.executable, "-m", "msdata_jax", "serve", "--threads", str(threads), "--role"]
     return [
         mpiexec,
         *("-n", "1", *data, "planner", str(recipe)),
         *(":", "-n", str(loaders), *data, "loader", str(recipe)),
-        *(":", "-n", str(trainers), *serve, "--role", "constructor", str(recipe), "--", *train),
+        *(":", "-n", str(trainers), "env", f"{ROLE_VARIABLE}=constructor", sys.executable, *train),
     ]
 
 

@@ -17,7 +17,7 @@ def load_recipe(path: Path) -> Recipe:
     if not path.is_file():
         raise RecipeError(f"the recipe file {path} does not exist")
     sys.path.insert(0, str(path.resolve().parent))
-    values = runpy.run_path(str(path), run_name="recipe")
+    values = runpy.run_path(str(path), run_name="__msdata_recipe__")
     recipe = values.get("recipe")
     if not isinstance(recipe, Recipe):
         raise RecipeError(

@@ -1,7 +1,6 @@
 """`msdata serve`: one rank of a job."""
 
 import os
-import runpy
 import sys
 from pathlib import Path
 
@@ -44,19 +43,17 @@ def command(role: str | None, roles: str | None, threads: int, recipe: Path, tra
     assert role is not None
     os.environ[ROLE_VARIABLE] = role
     if role == "constructor":
-        return _train(train)
+        return _become_trainer(train)
     from msdata_jax.serve import serve
-    from msdata_jax.sources.memory import block_jax
+    from msdata_jax.sources.without_jax import block_jax
 
     block_jax()
     return serve(load_recipe(recipe), role, num_threads=threads)
 
 
-def _train(train: tuple[str, ...]) -> int:
-    """Run the training script in this process, as `python train.py ...` would."""
+def _become_trainer(train: tuple[str, ...]) -> int:
+    """Go on as `python train.py ...`, in this very process, which keeps its place in the MPI job."""
     if not train:
         raise click.UsageError("a training rank needs its script: msdata serve ... recipe.py -- train.py [args]")
-    sys.argv = list(train)
-    sys.path.insert(0, str(Path(train[0]).resolve().parent))
-    runpy.run_path(train[0], run_name="__main__")
-    return 0
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *train])

@@ -1,16 +1,18 @@
 """The job that this process belongs to: alone, or one rank among others under MPI."""
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msdata_transport import connect, world_size_from_environment
 
-from msdata_jax.errors import JobFailed, LaunchError
+from msdata_jax.errors import BadSampleError, JobFailed, LaunchError
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.runtime.data_rank import run_loader, run_planner
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 ROLE_VARIABLE = "MSDATA_ROLE"
 """Set by `msdata launch` and `msdata serve` for the ranks that they start."""
+
+
+SHOW_SECONDS = 1.0
 
 
 @dataclass(kw_only=True)
@@ -97,29 +102,45 @@ def _install_exit_hooks(job: TrainingJob) -> None:
     """
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: object) -> None:
-        if isinstance(error, JobFailed):
-            # The rank that failed has shown its message.
-            print(f"msdata: training stopped, since rank {error.rank} failed", file=sys.stderr)  # noqa: T201
+        job.failed = True
+        if isinstance(error, JobFailed | BadSampleError):
+            _show_common_failure(job, error)
         else:
             sys.__excepthook__(kind, error, trace)  # pyright: ignore[reportArgumentType]
-        job.failed = True
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if job.on_failure is not None and not isinstance(error, JobFailed):
-            job.on_failure(describe_failure(error))
+            _flush()
+            if job.on_failure is not None:
+                job.on_failure(describe_failure(error))
+        _flush()
         os._exit(1)
 
     def on_exit() -> None:
         for hook in job.exit_hooks:
             hook()
         if job.failed:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
             os._exit(1)
         job.mpi.leave(ok=True)
 
     sys.excepthook = on_exception
     atexit.register(on_exit)
+
+
+def _show_common_failure(job: TrainingJob, error: JobFailed | BadSampleError) -> None:
+    """Show what every training process meets at the same step once, on process 0.
+
+    The others give it time to: the launcher kills all ranks as soon as one has gone.
+    """
+    if job.process_index > 0:
+        time.sleep(SHOW_SECONDS)
+    elif isinstance(error, JobFailed):  # the rank that failed has shown its message
+        print(f"msdata: training stopped, since rank {error.rank} failed", file=sys.stderr)  # noqa: T201
+    else:
+        print(f"msdata: the data failed: {error}", file=sys.stderr)  # noqa: T201
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def start_in_process(
@@ -145,7 +166,5 @@ def start_in_process(
 
 
 def _run_quietly(run: Callable[[], object]) -> None:
-    try:
+    with contextlib.suppress(JobFailed):  # the constructor gets the same Abort and raises it in the trainer
         run()
-    except JobFailed:
-        pass  # the constructor got the same Abort and raises it in the trainer's own thread

@@ -34,36 +34,47 @@ class ArrayRecordFile:
         self._path = path
         self._reader_options = reader_options
         handle = self.open()
-        try:
-            if not handle.ok():
-                raise SourceError(
-                    f"{path} is not a readable ArrayRecord file: it has no footer, is cut short or was never "
-                    "closed; write it again"
-                )
-            self._num_records = handle.num_records()
-        finally:
-            handle.close()
+        self._num_records = handle.reader.num_records()
+        is_whole = handle.reader.ok()
+        reason = handle.close()
+        if not is_whole:
+            raise SourceError(
+                f"{path} is not a readable ArrayRecord file, cut short, damaged or never closed: {reason}; "
+                "write it again"
+            )
 
     def __len__(self) -> int:
         return self._num_records
 
-    def open(self) -> Any:
+    def open(self) -> "_Handle":
         """An `ArrayRecordReader`."""
         module = require("array_record.python.array_record_module", "arrayrecord")
-        try:
-            return module.ArrayRecordReader(self._path, self._reader_options)
-        except (RuntimeError, ValueError) as error:
-            raise SourceError(f"{self._path} cannot be opened: {one_line(error)}") from error
+        return _Handle(module.ArrayRecordReader(self._path, self._reader_options))
 
-    def read(self, handle: Any, indices: np.ndarray) -> list[Any]:
+    def read(self, handle: "_Handle", indices: np.ndarray) -> list[Any]:
         """One batched read; one by one where that fails, to find out which records are bad."""
         try:
-            return [{"record": record} for record in handle.read(indices.tolist())]
+            return [{"record": record} for record in handle.reader.read(indices.tolist())]
         except RuntimeError:
             return [self._read_one(handle, index) for index in indices.tolist()]
 
-    def _read_one(self, handle: Any, index: int) -> Any:
+    def _read_one(self, handle: "_Handle", index: int) -> Any:
         try:
-            return {"record": handle.read([index])[0]}
+            return {"record": handle.reader.read([index])[0]}
         except RuntimeError as error:
             return BadRecord(f"record {index}: {one_line(error, [self._path])}")
+
+
+class _Handle:
+    """A reader whose `close` does not raise: it would tell once more of a record that was found to be bad."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    def close(self) -> str:
+        """Close the file; says what was wrong with it."""
+        try:
+            self.reader.close()
+        except RuntimeError as error:
+            return one_line(error)
+        return ""

@@ -67,7 +67,7 @@ class Records(Protocol):
 class Handle(Protocol):
     """An open file."""
 
-    def close(self) -> None:
+    def close(self) -> object:
         """Close it."""
         ...
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from msdata_jax.errors import BadSampleError, RecipeError
 from msdata_jax.sources.encoders import Encoder, load_encoder
+from msdata_jax.sources.protocol import one_line
 
 TEXT_KEYS = ("text", "txt", "content", "caption", "record")
 
@@ -28,7 +29,7 @@ class Tokenize:
 
     Raises:
         RecipeError: when a source opens; the file is no tokenizer, or names no end while add_eos is True.
-        BadSampleError: for a record without the text, or with one that is not UTF-8.
+        BadSampleError: for a record without the text, or with one that is not UTF-8 or breaks the tokenizer.
     """
 
     path: str
@@ -56,7 +57,7 @@ class Tokenize:
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record with its tokens."""
         encoder = self._encoder()
-        ids = encoder.encode(self._text(record))
+        ids = _encode(encoder, self._text(record))
         if self.add_eos is not False:
             ids.append(encoder.end_id if self.add_eos is True else self.add_eos)  # type: ignore[arg-type]
         tokens = np.array(ids, np.int32)
@@ -82,3 +83,15 @@ class Tokenize:
         except UnicodeError as error:
             raise BadSampleError(f"{key!r} is not UTF-8: {error.reason} at {error.start}") from error  # type: ignore[attr-defined]
         raise BadSampleError(f"{key!r} is {type(value).__name__}; text is str or bytes in UTF-8")
+
+
+def _encode(encoder: Encoder, text: str) -> list[int]:
+    try:
+        return encoder.encode(text)
+    except BaseException as error:
+        # A panic in Rust is no Exception. tiktoken's patterns give up on a million spaces, say.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise BadSampleError(
+            f"the tokenizer gives up on {len(text)} characters: {one_line(error)}"
+        ) from error

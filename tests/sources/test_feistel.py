@@ -4,18 +4,21 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from msdata_jax.sources.feistel import MAX_RECORDS, derive_key, order_key, permute, sub_key
 
 KEYS = st.integers(0, 2**64 - 1)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), KEYS)
 def test_is_a_permutation(n, key):
     assert np.array_equal(np.sort(permute(np.arange(n), n, key)), np.arange(n))
 
 
+@settings(deadline=None)
 @given(st.integers(1, MAX_RECORDS), KEYS, st.lists(st.integers(0, MAX_RECORDS - 1), max_size=20, unique=True))
 def test_is_one_to_one_and_elementwise_at_any_size(n, key, numbers):
     index = np.array([number % n for number in numbers], np.int64)

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from msdata_jax.sources.order import Order
 
 GROUPS = st.one_of(
@@ -20,6 +21,7 @@ def make_order(sizes, *, n=50, shuffle=True, window=3, seed=1, name="a"):
     )
 
 
+@settings(deadline=None)
 @given(GROUPS, st.booleans(), st.integers(1, 5), st.integers(0, 2**63 - 1))
 def test_each_epoch_visits_each_record_once(sizes, shuffle, window, seed):
     order = make_order(sizes, shuffle=shuffle, window=window, seed=seed)
@@ -29,13 +31,14 @@ def test_each_epoch_visits_each_record_once(sizes, shuffle, window, seed):
     assert np.array_equal(np.sort(records.reshape(3, n), axis=1), np.tile(np.arange(n), (3, 1)))
 
 
+@settings(deadline=None)
 @given(GROUPS, st.integers(1, 5), st.lists(st.integers(0, 400), max_size=30))
 def test_depends_on_the_position_alone(sizes, window, positions):
     """Asked in any order, split in any way, by one who has seen other epochs: the same answer."""
     asked = np.array(positions, np.int64)
     together = make_order(sizes, window=window).locate(asked)
     used = make_order(sizes, window=window)
-    used.locate(np.arange(500))
+    used.locate(np.arange(0, 500, 9))
     for place, position in enumerate(positions):
         alone = used.locate(np.array([position]))
         assert (alone.epochs[0], alone.records[0]) == (together.epochs[place], together.records[place])

@@ -8,7 +8,7 @@ processes for MPI. It raises AssertionError on all ranks when a check failed on 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -114,7 +114,7 @@ def carries_empty_message(party: Party) -> None:
 
 
 def carries_headers(party: Party) -> None:
-    header = {
+    header: dict[str, Any] = {
         "none": None,
         "bools": [True, False],
         "ints": [0, -1, 2**63 - 1, -(2**63), 2**64 - 1],
@@ -169,7 +169,8 @@ def is_late_in_time(party: Party) -> None:
             except TooLate:
                 break
         waited = time.monotonic() - started
-        assert timeout_seconds <= waited < timeout_seconds + 5.0, f"waited {waited} s of {timeout_seconds} s"
+        in_time = timeout_seconds <= waited < timeout_seconds + 5.0
+        assert in_time, f"waited {waited} s of {timeout_seconds} s"
 
 
 def wakes(party: Party) -> None:
@@ -185,7 +186,7 @@ def wakes(party: Party) -> None:
 
 
 def survives_bursts_both_ways(party: Party) -> None:
-    """All send far more than any window before they receive at all; small and large, so some need the peer."""
+    """All send far more than any window before they receive at all, small ones and large."""
     arrays = [np.full(size, party.rank, np.uint8) for size in (10, 1 << 10, 64 << 10, 256 << 10)]
     for number in range(100):
         for rank in party.ranks:
@@ -261,7 +262,7 @@ CHECKS: tuple[Callable[[Party], None], ...] = (
 
 
 def run(endpoint: Endpoint, checks: Sequence[Callable[[Party], None]] = CHECKS) -> list[str]:
-    """Run all checks, then close. Returns their names; AssertionError on every rank when one failed anywhere."""
+    """Run all checks, then close; returns their names. AssertionError on all ranks when one failed."""
     party = Party(endpoint)
     for check in checks:
         problem = ""
@@ -298,7 +299,7 @@ def _same(got: np.ndarray, sent: np.ndarray) -> None:
 
 
 @contextmanager
-def _raises(expected: type[Exception], name: str) -> Iterator[None]:
+def _raises(expected: type[Exception], name: str) -> Generator[None]:
     try:
         yield
     except expected:

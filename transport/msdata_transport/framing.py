@@ -87,17 +87,14 @@ def encode_head(message: Message, limits: Limits = DEFAULT_LIMITS) -> bytes:
         BadFrame: the message breaks a bound or holds what cannot be sent; says which and how.
     """
     _check_kind(message.kind)
-    _check_plain(message.header, 0)
-    if not isinstance(message.header, dict):
-        raise BadFrame(f"the header must be a dict, got {type(message.header).__name__}")
+    header = dict(message.header)
+    _check_plain(header, 0)
     _bound("arrays in a message", len(message.arrays), limits.max_arrays)
     specs = [_spec_of(index, array) for index, array in enumerate(message.arrays)]
     _check_sizes(specs, limits)
-    body: bytes
+    parts = [message.kind, header, [[spec.dtype.str, spec.shape] for spec in specs]]
     try:
-        body = cast(
-            "bytes", msgpack.packb([message.kind, message.header, [[s.dtype.str, s.shape] for s in specs]])
-        )
+        body = cast("bytes", msgpack.packb(parts))
     except (TypeError, ValueError, OverflowError) as error:
         raise BadFrame(f"msgpack cannot carry the header of {message.kind!r}: {error}") from error
     _bound("bytes in a head", _PREFIX.size + len(body), limits.max_head_bytes)

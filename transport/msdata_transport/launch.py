@@ -33,8 +33,9 @@ def check_world_size(size: int, environ: Mapping[str, str] = os.environ) -> None
     if num_tasks is not None and size < num_tasks:
         raise TransportError(
             f"srun started {num_tasks} tasks (SLURM_NTASKS) but MPI's world has {size}: they are {num_tasks}"
-            " silent singletons, because srun and this MPI speak different PMI. Use `srun --mpi=pmi2`"
-            " for MPICH, `srun --mpi=pmix` for Open MPI, or start with mpiexec; `srun --mpi=list` shows what Slurm has"
+            " silent singletons, because srun and this MPI speak different PMI. Use `srun --mpi=pmi2` for"
+            " MPICH, `srun --mpi=pmix` for Open MPI, or start with mpiexec; `srun --mpi=list` shows what"
+            " Slurm has"
         )
 
 
@@ -52,3 +53,9 @@ def _tasks_of_step(environ: Mapping[str, str]) -> int | None:
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
     return int(text) if text.isdecimal() else None
+
+
+def rank_from_environment(environ: Mapping[str, str] = os.environ) -> int | None:
+    """This process's rank among those that mpiexec or srun started together, or None; loads no MPI."""
+    names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+    return next((rank for rank in (_number(environ, name) for name in names) if rank is not None), None)

@@ -157,9 +157,11 @@ class PolledEndpoint(Generic[Pending]):
             return
         deadline = time.monotonic() + timeout_seconds
         peers = self._others.values()
-        while not all(peer.left for peer in peers) and time.monotonic() < deadline:
+        while True:
             self.discard()
             self._acknowledge_all()
+            if all(peer.left for peer in peers) or time.monotonic() >= deadline:
+                break
             self._pause(deadline)
         late = [peer.rank for peer in peers if not peer.left]
         self._say_closed(max(deadline, time.monotonic() + 0.1))
@@ -180,9 +182,7 @@ class PolledEndpoint(Generic[Pending]):
         return [sending for peer in self._others.values() for sending in peer.sending]
 
     def _say_closed(self, deadline: float) -> None:
-        """Acknowledge what was taken, tell all that were talked to, and wait until the wire has these."""
-        self.discard()
-        self._acknowledge_all()
+        """Tell all that were talked to, and wait until the wire has taken it."""
         self._closed = True
         for peer in self._others.values():
             if peer.talked and not peer.gone:

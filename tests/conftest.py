@@ -1,0 +1,21 @@
+"""Shared by all tests: Hypothesis profiles, and the small real data of the jobs that tests start."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("slow", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def job_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text in three formats, images, and a tokenizer."""
+    from jobs.make_data import make_data
+
+    folder = tmp_path_factory.mktemp("job_data")
+    make_data(folder)
+    return folder

@@ -1,0 +1,172 @@
+"""The logic of the MPI twin over a wire of deques: order, credits, and what becomes of errors."""
+
+from collections import defaultdict, deque
+
+import numpy as np
+import pytest
+from msdata_transport import BadFrame, EndpointClosed, Message, PeerLost, TooLate
+from msdata_transport.credits import WINDOW
+from msdata_transport.framing import encode_head
+from msdata_transport.polled import Buffer, PolledEndpoint
+
+
+class Net:
+    """Runs of bytes under way; a send is finished once received, like a large message of MPI."""
+
+    def __init__(self) -> None:
+        self.runs: defaultdict[tuple[int, int], deque[tuple[bytes, list[bool]]]] = defaultdict(deque)
+
+    def put(self, sender: int, receiver: int, data: bytes) -> None:
+        self.runs[sender, receiver].append((data, [False]))
+
+
+class FakeWire:
+    def __init__(self, net: Net, rank: int) -> None:
+        self.net = net
+        self.rank = rank
+        self.lost: set[int] = set()
+        self.num_refusals = 0  # how many calls find MPI unwilling
+
+    def probe(self, rank: int) -> int | None:
+        runs = self.net.runs[rank, self.rank]
+        if not runs and rank in self.lost:
+            raise PeerLost(rank, "said the wire")
+        return len(runs[0][0]) if runs and not self.refuses() else None
+
+    def start_send(self, rank: int, data: Buffer) -> list[bool] | None:
+        if self.refuses():
+            return None
+        done = [False]
+        self.net.runs[self.rank, rank].append((bytes(data), done))
+        return done
+
+    def start_receive(self, rank: int, buffer: Buffer) -> list[bool] | None:
+        if self.refuses():
+            return None
+        data, done = self.net.runs[rank, self.rank].popleft()
+        memoryview(buffer)[:] = data
+        done[0] = True
+        return done
+
+    def finished(self, rank: int, pending: list[bool]) -> bool:
+        return pending[0] and not self.refuses()
+
+    def refuses(self) -> bool:
+        self.num_refusals -= 1
+        return self.num_refusals >= 0
+
+
+def pair() -> tuple[Net, list[PolledEndpoint], list[FakeWire]]:
+    net = Net()
+    wires = [FakeWire(net, rank) for rank in range(2)]
+    return net, [PolledEndpoint(rank, 2, wires[rank]) for rank in range(2)], wires
+
+
+def number_of(got: tuple[int, Message] | None) -> int:
+    assert got is not None
+    return got[1].header["number"]
+
+
+def test_at_most_a_window_is_under_way() -> None:
+    net, (sender, receiver), _ = pair()
+    for number in range(3 * WINDOW):
+        sender.send(1, Message(kind="x", header={"number": number}))
+    assert len(net.runs[0, 1]) == WINDOW
+    for number in range(3 * WINDOW):
+        assert number_of(receiver.receive(1)) == number
+        with pytest.raises(TooLate):
+            sender.receive(0)
+        assert len(net.runs[0, 1]) <= WINDOW
+
+
+def test_calls_that_fail_for_now_are_tried_again() -> None:
+    _, (sender, receiver), wires = pair()
+    arrays = [np.arange(3), np.zeros((0, 2)), np.ones(4, bool)]
+    for number in range(20):
+        wires[0].num_refusals = wires[1].num_refusals = number
+        sender.send(1, Message(kind="x", header={"number": number}, arrays=arrays))
+        while True:
+            try:
+                got = receiver.receive(0)
+                break
+            except TooLate:
+                with pytest.raises(TooLate):
+                    sender.receive(0)
+        assert number_of(got) == number
+        for have, sent in zip(got[1].arrays, arrays, strict=True):
+            np.testing.assert_array_equal(have, sent)
+
+
+def test_the_lost_are_told_once_after_their_messages() -> None:
+    _, (sender, receiver), wires = pair()
+    sender.send(1, Message(kind="last words"))
+    sender.send(1, Message(kind="cut off", arrays=[np.zeros(3)]))
+    wires[1].net.runs[0, 1].pop()  # the array never left
+    wires[1].lost.add(0)
+    assert receiver.receive(1) == (0, Message(kind="last words", header={}))
+    with pytest.raises(PeerLost, match="rank 0 is lost: said the wire"):
+        receiver.receive(1)
+    with pytest.raises(TooLate):
+        receiver.receive(0)
+    with pytest.raises(PeerLost):
+        receiver.send(0, Message(kind="x"))
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [b""],
+        [b"garbage"],
+        [b"no head of ours at all"],
+        [(99).to_bytes(8, "little")],  # acknowledges 99 messages
+        [encode_head(Message(kind="x", arrays=[np.zeros(3)])), b"too short"],
+        [encode_head(Message(kind="x", arrays=[np.zeros(3)])), bytes(25)],
+    ],
+)
+def test_garbage_is_a_bad_frame_of_its_sender(runs: list[bytes]) -> None:
+    net, (_, receiver), _ = pair()
+    for run in runs:
+        net.put(0, 1, run)
+    with pytest.raises(BadFrame, match="from rank 0"):
+        receiver.receive(1)
+    with pytest.raises(PeerLost, match="no message"):
+        receiver.receive(1)
+    receiver.close()
+
+
+def test_close_says_who_was_late() -> None:
+    _, (sender, _), _ = pair()
+    sender.send(1, Message(kind="x"))
+    with pytest.raises(TooLate, match=r"ranks \[1\] did not take"):
+        sender.close(timeout_seconds=0.0)
+    sender.close()
+    assert len(sender.unfinished()) > 0
+    with pytest.raises(EndpointClosed):
+        sender.receive(0)
+
+
+def test_a_peer_that_closed_is_not_waited_for() -> None:
+    _, (sender, receiver), _ = pair()
+    receiver.send(0, Message(kind="x"))
+    assert sender.receive(1) is not None
+    with pytest.raises(TooLate):
+        sender.receive(0)  # acknowledges
+    sender.send(1, Message(kind="under way"))
+    receiver.close(timeout_seconds=0.0)
+    sender.send(1, Message(kind="under way or vanishes"))
+    sender.send(1, Message(kind="vanishes"))
+    sender.close(timeout_seconds=0.0)
+
+
+def test_writing_to_oneself_does_not_starve_others() -> None:
+    _, (talker, other), _ = pair()
+    other.send(0, Message(kind="other"))
+    talker.send(0, Message(kind="self"))
+    for _ in range(100):
+        got = talker.receive(1)
+        assert got is not None
+        if got[1].kind == "other":
+            return
+        talker.send(0, Message(kind="self"))
+    pytest.fail("the peer was never heard")
