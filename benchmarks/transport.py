@@ -58,10 +58,13 @@ def _idle(party: Party, options: argparse.Namespace) -> list[Row]:
             party.endpoint.receive(options.seconds)
         for rank in range(party.size):
             party.send(rank, "enough")
-    party.expect("enough")
+    party.expect("enough", options.seconds + 30)
     used = time.process_time() - cpu_started
     elapsed = time.monotonic() - started
-    cpu_seconds = sum(message.header["cpu"] for message in _gather(party, {"cpu": used}))
+    told = _gather(party, {"cpu": used})
+    if not told:
+        return []
+    cpu_seconds = sum(message.header["cpu"] for message in told)
     return [
         {
             "what": "idle",
@@ -74,7 +77,7 @@ def _idle(party: Party, options: argparse.Namespace) -> list[Row]:
 
 
 def _latency(party: Party, options: argparse.Namespace) -> list[Row]:
-    """One way from rank 0 to rank 1 on one host, which share a clock; thinking between messages, others idle."""
+    """One way from rank 0 to rank 1 on one host, whose clock they share; rank 0 thinks in between."""
     thinking = random.Random(0)
     array = np.zeros(1024, np.uint8)
     latencies: list[float] = []
@@ -90,9 +93,9 @@ def _latency(party: Party, options: argparse.Namespace) -> list[Row]:
             latencies.append(time.monotonic() - message.header["at"])
             party.send(0, "pong")
     told = _gather(party, {"latencies": latencies})
-    micros = sorted(1e6 * latency for message in told for latency in message.header["latencies"])
-    if not micros:
+    if not told:
         return []
+    micros = sorted(1e6 * latency for message in told for latency in message.header["latencies"])
     percentile = {percent: micros[min(len(micros) - 1, len(micros) * percent // 100)] for percent in (50, 99)}
     return [
         {

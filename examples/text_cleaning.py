@@ -8,6 +8,7 @@ _MARKUP = re.compile(r"<(script|style)[\s\S]*?</\1>|<!--[\s\S]*?-->|<[^>]+>")
 _MALLARD_HEAD = re.compile(r"<info>[\s\S]*?</info>")
 
 _ROFF_REQUEST = re.compile(r"^[.'][ \t]*([A-Za-z]+|\\\")[ \t]*(.*)$")
+_ROFF_HEADING = re.compile(r"^[.'][ \t]*S[HhSs]\b")
 _ROFF_HEADINGS = frozenset(("SH", "SS", "Sh", "Ss"))
 _ROFF_WITHOUT_TEXT = frozenset(
     (
@@ -64,7 +65,10 @@ def strip_markup(text: str) -> str:
 
 def strip_roff(text: str) -> str:
     """Source of a manual page to text: headings and the words of macros stay, requests and escapes go."""
-    return _BLANK_LINES.sub("\n\n", "\n".join(map(_strip_roff_line, text.split("\n")))).strip()
+    lines = text.split("\n")
+    # What stands before the first heading are definitions of macros.
+    first = next((number for number, line in enumerate(lines) if _ROFF_HEADING.match(line)), 0)
+    return _BLANK_LINES.sub("\n\n", "\n".join(map(_strip_roff_line, lines[first:]))).strip()
 
 
 def _strip_roff_line(line: str) -> str:

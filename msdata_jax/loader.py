@@ -127,7 +127,10 @@ class DataLoader:
             self.close()
         elif self._job is None:
             self._side.fail(describe_failure(error))
-        # Under MPI the exception hook shows the error first, then tells the others.
+        elif isinstance(error, SystemExit):
+            self._job.failed = True
+            self._side.fail(f"the training script ended with sys.exit({error.code!r})")
+        # Else the exception hook shows the error first, then tells the others.
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The loader itself: one pass over the steps."""
@@ -179,6 +182,7 @@ class DataLoader:
         self._side.close()
         if self._job is not None:
             self._job.on_failure = None
+            self._job.left = True
 
     def _emit(self, delivered: Deliver) -> Mapping[str, Any]:
         return delivered.fields if self._emitter is None else self._emitter.emit(delivered.fields)
@@ -221,11 +225,10 @@ def _field_specs(
     if unknown:
         raise RecipeError(f"specs name the fields {unknown}; a batch of this recipe has {sorted(shapes)}")
     spread = graph.distribution
-    tokens = (*given.get("tokens", (spread.axis, spread.context_axis)), None, None)[:2]
-    plain = {name: tokens for name in shapes}
-    if "patches" in plain:
-        plain["patches"] = (tokens[0], None, None)
-    return {**plain, **{name: (*spec, None)[: max(len(spec), 1)] for name, spec in given.items() if name != "tokens"}}
+    tokens = given.get("tokens", (spread.axis, spread.context_axis))
+    plain = {name: tokens if name != "patches" else tokens[:1] for name in shapes} | given
+    # As many entries as dims, so that every check can name each dim's axes.
+    return {name: (*spec, *(None,) * (len(shapes[name]) - len(spec))) for name, spec in plain.items()}
 
 
 def _check_specs(

@@ -1,6 +1,7 @@
 """What one step delivers, and where: the planner's decision as plain arrays."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +36,7 @@ class StepPlan:
         order: int32 `[num_rows]`; global batch row `g` shows row `order[g]`.
         num_groups: data-parallel groups; group `i` holds the i-th equal stretch of `order`.
         num_microbatches: equal stretches of each group.
-        num_dropped: samples left out since the last step because they did not fit a row.
-        dropped: SampleInfo records of those.
+        dropped: SampleInfo records of samples drawn for this step and left out, since no row can hold them.
     """
 
     step: int
@@ -86,26 +86,35 @@ class StepPlan:
 
     def check(self) -> None:
         """Raise PlanError where a law is broken: segments tile their rows, nothing twice, caps held."""
-        keys = np.stack([self.samples[name].astype(np.int64) for name in ("source", "position", "part")])
-        keys = np.vstack([keys, self.start])
-        if len(np.unique(keys, axis=1).T) != len(self.samples):
-            raise PlanError(f"step {self.step}: a sample is placed twice")
+        for broken in (*self._broken_order(), *self._broken_segments()):
+            raise PlanError(f"step {self.step}: {broken}")
+
+    def _broken_order(self) -> Iterator[str]:
         if not np.array_equal(np.sort(self.order), np.arange(self.num_rows)):
-            raise PlanError(f"step {self.step}: order is no permutation of {self.num_rows} rows")
+            yield f"order is no permutation of {self.num_rows} rows"
         if self.num_rows % (self.num_groups * self.num_microbatches):
-            raise PlanError(
-                f"step {self.step}: {self.num_rows} rows do not divide by "
-                f"{self.num_groups} groups x {self.num_microbatches} microbatches"
+            yield (
+                f"{self.num_rows} rows do not divide by {self.num_groups} groups x "
+                f"{self.num_microbatches} microbatches"
             )
+
+    def _broken_segments(self) -> Iterator[str]:
+        if not len(self.samples):
+            return
+        keys = [self.samples[name].astype(np.int64) for name in ("source", "position", "part")]
+        if np.unique(np.stack([*keys, self.start]), axis=1).shape[1] != len(self.samples):
+            yield "a sample is placed twice"
+        if not (self.row[0] >= 0 and np.all(self.row[1:] >= self.row[:-1]) and self.row[-1] < self.num_rows):
+            yield f"rows are not in order from 0 to {self.num_rows - 1}"
+            return
         end = self.offset + self.length
-        same_row = self.row[1:] == self.row[:-1]
-        contiguous = np.where(same_row, self.offset[1:] == end[:-1], self.offset[1:] == 0)
-        sorted_rows = np.all(self.row[1:] >= self.row[:-1])
-        first_at_zero = not len(self.offset) or self.offset[0] == 0
-        if not (contiguous.all() and sorted_rows and first_at_zero):
-            raise PlanError(f"step {self.step}: segments do not tile their rows")
-        if len(end) and (end.max() > self.seq_len or self.length.min() < 1):
-            raise PlanError(f"step {self.step}: a segment is empty or ends behind place {self.seq_len}")
-        patches = np.bincount(self.row, weights=self.samples["patches"], minlength=self.num_rows)
-        if len(patches) and patches.max() > self.patches_per_row:
-            raise PlanError(f"step {self.step}: a row has more than {self.patches_per_row} patches")
+        previous_end = np.where(np.diff(self.row, prepend=-1) == 0, np.roll(end, 1), 0)
+        if not np.array_equal(self.offset, previous_end):
+            yield "segments do not tile their rows"
+        if end.max() > self.seq_len or self.length.min() < 1:
+            yield f"a segment is empty or ends behind place {self.seq_len}"
+        if self.start.min() < 0 or (self.start + self.length > self.samples["tokens"]).any():
+            yield "a segment uses more tokens than its sample has"
+        patches = np.bincount(self.row, weights=self.samples["patches"])
+        if patches.max() > self.patches_per_row:
+            yield f"a row has more than {self.patches_per_row} patches"

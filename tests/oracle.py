@@ -6,6 +6,7 @@ packs, balances and writes place by place. Slow, and easy to believe.
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -56,18 +57,9 @@ def _merge(recipe: Recipe, groups: int, context_parts: int, streams: list) -> It
     while True:
         weights = [int(w) for w in graph.mixture.weights_at(step, names)]
         drawn_units, pool, places = [0] * len(names), list(carry), sum(d["length"] for d in carry)
-        ended = False
-        while places < (pack.rows + 1) * pack.seq_len and not ended:
-            dues = []
-            for s, sample in enumerate(upcoming):
-                if weights[s]:
-                    size = 1 if sample is None else unit(sample, graph.mixture.unit)
-                    middle = drawn_units[s] + Fraction(size, 2)
-                    tick = -((credit[s] - WEIGHT_SCALE * middle) // weights[s])  # ceiling
-                    dues.append((tick, s))
-            _, s = min(dues)
+        while places < (pack.rows + 1) * pack.seq_len:
+            s = next_source(weights, credit, drawn_units, upcoming, graph.mixture.unit)
             if upcoming[s] is None:
-                ended = True
                 break
             drawn_units[s] += unit(upcoming[s], graph.mixture.unit)
             length = int(upcoming[s]["info"]["tokens"])
@@ -84,17 +76,43 @@ def _merge(recipe: Recipe, groups: int, context_parts: int, streams: list) -> It
         step += 1
 
 
+def next_source(weights: list[int], credit: list[int], drawn: list[int], upcoming: list, unit_name: str) -> int:
+    """Whose turn it is: streams are paired two at a time, the lightest first, and the one due first goes on.
+
+    A pair is due by its own weight, credit and units drawn, like a single stream.
+    """
+    # (weight, lowest source in it, next source, next sample's units, units drawn, credit)
+    nodes = [
+        (weight, s, s, 1 if upcoming[s] is None else unit(upcoming[s], unit_name), drawn[s], credit[s])
+        for s, weight in enumerate(weights)
+        if weight
+    ]
+    while len(nodes) > 1:
+        first, second, *nodes = sorted(nodes, key=lambda node: node[:2])
+        ahead = second if due_tick(second) < due_tick(first) else first
+        together = (first[0] + second[0], min(first[1], second[1]), ahead[2], ahead[3])
+        nodes.append((*together, first[4] + second[4], first[5] + second[5]))
+    return nodes[0][2]
+
+
+def due_tick(node: tuple) -> int:
+    """When half of the next sample's units are earned, rounded up."""
+    weight, _, _, size, drawn, credit = node
+    return math.ceil((WEIGHT_SCALE * (drawn + Fraction(size, 2)) - credit) / weight)
+
+
 def unit(sample: dict, name: str) -> int:
     """Units of one draw."""
     return 1 if name == "samples" else max(int(sample["info"][name]), 1)
 
 
 def pack_rows(recipe: Recipe, pool: list[dict], num_carried: int) -> tuple[list[list[dict]], list[dict]]:
-    """Best fit, carried samples first, then the longest; rows in order of their first sample."""
+    """Best fit, carried samples first by age, then the longest; rows in order of their first sample."""
     pack = recipe.strategy.packing
     rows: list[list[int]] = [[] for _ in range(pack.rows)]
     waiting = set(range(len(pool)))
-    for i in sorted(range(len(pool)), key=lambda i: (i >= num_carried, -pool[i]["length"], i)):
+    fresh = sorted(range(num_carried, len(pool)), key=lambda i: (-pool[i]["length"], i))
+    for i in [*range(num_carried), *fresh]:
         best = None
         for row in rows:
             room = pack.seq_len - sum(pool[j]["length"] for j in row) - pool[i]["length"]

@@ -39,7 +39,9 @@ class RowFormat:
 def field_shapes(form: RowFormat, num_rows: int) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of every field of a batch of `num_rows` rows."""
     places = (num_rows, form.seq_len)
-    fields = dict.fromkeys(("tokens", "targets", "segment_ids", "positions"), (places, np.dtype(np.int32)))
+    fields: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+    for name in ("tokens", "targets", "segment_ids", "positions"):
+        fields[name] = (places, np.dtype(np.int32))
     fields["loss_mask"] = (places, np.dtype(np.float32))
     if form.patches_per_row:
         fields["patch_index"] = (places, np.dtype(np.int32))
@@ -90,7 +92,9 @@ class RowAssembly:
         """Whether every segment was written."""
         return not self._missing.any()
 
-    def write(self, index: np.ndarray, tokens: np.ndarray, num_patches: np.ndarray, patches: np.ndarray) -> None:
+    def write(
+        self, index: np.ndarray, tokens: np.ndarray, num_patches: np.ndarray, patches: np.ndarray
+    ) -> None:
         """Write segments.
 
         Args:
@@ -133,9 +137,13 @@ class RowAssembly:
         length = self._segments.length[index]
         return np.repeat(self._first_place[index], length) + _counts(length)
 
-    def _check(self, index: np.ndarray, tokens: np.ndarray, num_patches: np.ndarray, patches: np.ndarray) -> None:
+    def _check(
+        self, index: np.ndarray, tokens: np.ndarray, num_patches: np.ndarray, patches: np.ndarray
+    ) -> None:
         if not self._missing[index].all() or len(np.unique(index)) != len(index):
             raise ValueError("a segment was written twice")
+        if len(num_patches) != len(index):
+            raise ValueError(f"{len(index)} segments came with patch counts of {len(num_patches)}")
         announced = int(self._segments.length[index].sum())
         if len(tokens) != announced:
             raise ValueError(f"segments of {announced} places in all came with {len(tokens)} tokens")
@@ -148,6 +156,9 @@ class RowAssembly:
             raise ValueError(
                 f"patches have {patches.shape[1:]} values; pack(patch_values={self._form.patch_values})"
             )
+        num_shown = int(np.count_nonzero(tokens == IMAGE_TOKEN))
+        if num_shown != len(patches):
+            raise ValueError(f"{num_shown} places show a patch and {len(patches)} patches came")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +177,19 @@ class SampleBytes:
 
 
 def join_samples(samples: Sequence[Sample], start: np.ndarray, length: np.ndarray) -> SampleBytes:
-    """Cut `start : start + length` out of each sample, with the patches that those places show."""
+    """Cut `start : start + length` out of each sample, with the patches that those places show.
+
+    Raises:
+        ValueError: patches of different samples differ in size, so that no row can hold both.
+    """
     tokens, patches = [], []
     for sample, first, count in zip(samples, start.tolist(), length.tolist(), strict=True):
         tokens.append(sample["tokens"][first : first + count])
         patches.append(_patches_of_places(sample, first, count))
     with_patches = [part for part in patches if len(part)]
+    widths = sorted({part.shape[1] for part in with_patches})
+    if len(widths) > 1:
+        raise ValueError(f"patches have {widths} values; all sources of a recipe cut images alike")
     return SampleBytes(
         tokens=np.concatenate(tokens) if tokens else np.empty(0, np.int32),
         num_patches=np.array([len(part) for part in patches], dtype=np.int32),

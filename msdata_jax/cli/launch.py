@@ -1,5 +1,7 @@
 """`msdata launch`: a whole job on this machine."""
 
+import contextlib
+import ctypes
 import os
 import shlex
 import signal
@@ -14,6 +16,7 @@ from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
 from msdata_jax.runtime.job import ROLE_VARIABLE
 
+PR_SET_PDEATHSIG = 1
 STOP_SECONDS = 5.0
 """How long ranks may take to end after an interrupt before they are killed."""
 
@@ -71,7 +74,7 @@ def run_until_done(line: list[str]) -> int:
     environment = {name: value for name, value in os.environ.items() if name != ROLE_VARIABLE}
     environment.setdefault("PYTHONUNBUFFERED", "1")
     # A session of its own: the terminal's Ctrl-C reaches this process alone, which then ends the ranks in order.
-    with subprocess.Popen(line, env=environment, start_new_session=True) as process:
+    with subprocess.Popen(line, env=environment, start_new_session=True, preexec_fn=_die_with_parent) as process:
         received: list[int] = []
 
         def stop(signum: int, _frame: object) -> None:
@@ -95,3 +98,9 @@ def run_until_done(line: list[str]) -> int:
         click.echo("msdata: the job failed; the message of the rank that failed first is above", err=True)
         return 1
     return 0
+
+
+def _die_with_parent() -> None:
+    """In the child: get SIGTERM when this launcher dies, so that no rank outlives it (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -12,6 +12,7 @@ import numpy as np
 from msdata_jax.errors import RecipeError
 
 BACKWARD_AND_FORWARD = 3
+MEGA = 1_000_000
 
 
 class Cost(Protocol):
@@ -27,8 +28,9 @@ class TransformerCost:
     """A dense decoder: `3 * (2 P L + 2 n d L^2)` for a causal sample of L places.
 
     `P` counts the weights that every token meets (attention `4 d^2`, gated MLP `3 d f` per layer, and the
-    output head `d V`); scores and values cost `4 d L^2` a layer, halved by the causal mask. Samples of a
-    packed row are masked from each other, so a row costs the sum over its samples (PaLM, arXiv 2204.02311, appendix B).
+    output head `d V`); scores and values cost `4 d L^2` a layer, halved by the causal mask (PaLM, arXiv
+    2204.02311, appendix B). Samples of a packed row are masked from each other, so a row costs the sum over
+    its samples.
     """
 
     num_layers: int
@@ -62,10 +64,14 @@ class VitCost:
 
 
 def _mflop(lengths: np.ndarray, per_place: int, per_pair: int) -> np.ndarray:
+    """Millions of operations, rounded down, and one more so that no sample is free."""
     lengths = lengths.astype(np.int64)
-    # Divided before they are multiplied out, so that a million places of a large model stay inside int64.
-    per_place, per_pair = BACKWARD_AND_FORWARD * per_place, BACKWARD_AND_FORWARD * per_pair
-    return (lengths * per_place + lengths * lengths * per_pair) // 1_000_000 + (lengths > 0)
+    pairs = lengths * lengths
+    # Millions and remainders apart, so that a million places of a large model stay inside int64.
+    place_mega, place_rest = divmod(BACKWARD_AND_FORWARD * per_place, MEGA)
+    pair_mega, pair_rest = divmod(BACKWARD_AND_FORWARD * per_pair, MEGA)
+    whole = lengths * place_mega + pairs * pair_mega
+    return whole + (lengths * place_rest + pairs * pair_rest) // MEGA + (lengths > 0)
 
 
 def transformer(
@@ -80,7 +86,9 @@ def transformer(
         vocab_size: entries of the output head; 0 leaves the head out.
         causal: whether a place attends to earlier places only.
     """
-    _check_sizes(num_layers=num_layers, d_model=d_model)
+    _check_sizes(num_layers=num_layers, d_model=d_model, d_ff=d_ff)
+    if vocab_size < 0:
+        raise RecipeError(f"vocab_size is at least 0, got {vocab_size}")
     return TransformerCost(
         num_layers=num_layers,
         d_model=d_model,
@@ -92,15 +100,15 @@ def transformer(
 
 def vit(*, num_layers: int, d_model: int, d_ff: int | None = None, patch_values: int = 768) -> VitCost:
     """Cost of a vision transformer encoder; see `VitCost`. `d_ff` defaults to `4 d_model`."""
-    _check_sizes(num_layers=num_layers, d_model=d_model)
+    _check_sizes(num_layers=num_layers, d_model=d_model, d_ff=d_ff, patch_values=patch_values)
     return VitCost(
         num_layers=num_layers, d_model=d_model, d_ff=d_ff or 4 * d_model, patch_values=patch_values
     )
 
 
-def _check_sizes(**sizes: int) -> None:
+def _check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
-        if size < 1:
+        if size is not None and size < 1:
             raise RecipeError(f"{name} is at least 1, got {size}")
 
 
@@ -111,7 +119,7 @@ def sample_costs(infos: np.ndarray, backbone: Cost | None, encoder: Cost | None)
         RecipeError: a cost function returned another shape, a negative number or no integers.
     """
     parts = [part for part in (backbone, encoder) if part is not None]
-    if not parts:
+    if not parts or not len(infos):
         return infos["tokens"].astype(np.int64)
     total = np.zeros(len(infos), dtype=np.int64)
     for part in parts:

@@ -4,7 +4,8 @@ Nothing runs until `compose` and `place` are called, once per step, on metadata.
 step delivers and never sees the mesh; `place` decides where it goes.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -139,14 +140,16 @@ class DGraph:
         Raises:
             RecipeError: negative weights, all zero, steps out of order, unknown names for the options.
         """
-        knots = [(0, weights)] if hasattr(weights, "items") else list(weights)
-        knots = [(step, dict(each)) for step, each in knots]  # pyright: ignore[reportArgumentType, reportAssignmentType]
-        return replace(
-            self,
-            mixture=Mixture(knots=knots, unit=unit, interpolation=interpolation, on_exhausted=on_exhausted),  # pyright: ignore[reportArgumentType]
-        )
+        schedule = [(0, weights)] if isinstance(weights, Mapping) else weights
+        # Plain numbers, so that numpy scalars neither change `describe` nor the exact fractions.
+        knots = [
+            (int(step), {name: w if isinstance(w, int) else float(w) for name, w in each.items()})
+            for step, each in schedule
+        ]
+        mixture = Mixture(knots=knots, unit=unit, interpolation=interpolation, on_exhausted=on_exhausted)
+        return replace(self, mixture=mixture)
 
-    def pack(
+    def pack(  # noqa: PLR0913 - keyword-only, the fields of Pack
         self,
         *,
         seq_len: int,
@@ -208,7 +211,7 @@ class DGraph:
         return replace(self, distribution=distribute)
 
     def balance(self, method: Method = "lpt") -> "DGraph":
-        """Even out the cost of the data-parallel groups: `lpt`, `snake` or `none`; see `balancing.balance`."""
+        """Even out the cost of the data-parallel groups (`lpt`, `snake`, `none`); see `balancing.balance`."""
         if method not in METHODS:
             raise RecipeError(f"balance(method) is one of {METHODS}, got {method!r}")
         return replace(self, balancing=method)
@@ -227,8 +230,8 @@ class DGraph:
         self.mixture.check(source_names, columns)
 
     def describe(self) -> str:
-        """A text that is equal for equal strategies."""
-        return repr(self)
+        """A text that is equal for equal strategies, in every process; functions enter by their names."""
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self))
 
     def __str__(self) -> str:
         """The chain, a primitive a line."""
@@ -282,7 +285,8 @@ class DGraph:
             ended: whether those are the source's last.
 
         Raises:
-            BadSampleError: a sample is too long for a row and the pack says `raise`.
+            BadSampleError: a sample is too long for a row and the pack says `raise`, or has too many
+                patches for one and the pack does not say `drop`.
         """
         mixture, pack = _given(self.mixture), _given(self.packing)
         weights = mixture.weights_at(state.step, source_names)
@@ -294,8 +298,6 @@ class DGraph:
             if draws.limited_by is not None:
                 return NeedMore(source=draws.limited_by)
             num_draws = len(draws.source)
-            if num_draws + len(state.carry) == 0:
-                return EndOfData(source=_given(draws.ended_by))
         source, index = draws.source[:num_draws], draws.index[:num_draws]
         drawn = np.bincount(source, minlength=len(ahead))
         fresh = np.empty(num_draws, dtype=state.carry.dtype)
@@ -303,6 +305,8 @@ class DGraph:
             fresh[source == s] = ahead[s][index[source == s]]
         self._refuse_oversize(state.step, fresh, source_names)
         plan, carry = self._pack(state, fresh)
+        if not len(plan.samples):
+            return EndOfData(source=_given(draws.ended_by))
         units_drawn = np.array([int(u[:n].sum()) for u, n in zip(units, drawn, strict=True)], dtype=np.int64)
         last_position, last_part = state.last_position.copy(), state.last_part.copy()
         for s in np.flatnonzero(drawn).tolist():
@@ -335,16 +339,16 @@ class DGraph:
             return
         too_long = (fresh["tokens"] > pack.seq_len) & (pack.oversize == "raise")
         too_many = fresh["patches"] > pack.patches_per_row
-        for infos, column, bound, name in (
-            (fresh[too_long], "tokens", pack.seq_len, "seq_len"),
-            (fresh[too_many], "patches", pack.patches_per_row, "patches_per_row"),
+        for infos, column, bound, name, way_out in (
+            (fresh[too_long], "tokens", pack.seq_len, "seq_len", "'truncate' or 'drop'"),
+            (fresh[too_many], "patches", pack.patches_per_row, "patches_per_row", "'drop'"),
         ):
             if len(infos):
                 first = infos[0]
                 raise BadSampleError(
-                    f"step {step}: source {source_names[first['source']]!r}, position {first['position']}, part "
-                    f"{first['part']} has {first[column]} {column}, more than pack({name}={bound}); split or "
-                    f"truncate it in the source's transforms, or say pack(oversize=...)"
+                    f"step {step}: source {source_names[first['source']]!r}, position {first['position']}, "
+                    f"part {first['part']} has {first[column]} {column}, more than pack({name}={bound}); "
+                    f"split or truncate it in the source's transforms, or say pack(oversize={way_out})"
                 )
 
     def _pack(self, state: StreamState, fresh: np.ndarray) -> tuple[StepPlan, np.ndarray]:

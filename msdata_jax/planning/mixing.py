@@ -1,19 +1,26 @@
 """Which sample comes next: the exact integer due-time merge.
 
-Source `s` with weight `w_s` (integers that sum to `WEIGHT_SCALE`) has earned `credit_s + tick * w_s` after
-`tick` units (samples, tokens, ...) were drawn in all. Its next sample, of `u` units behind `a` units already
-drawn, is *due* at the first tick at which what it earned reaches the sample's middle, `a + u/2`. Samples come in order of
-(due tick, source index). Each source therefore stays within about one of its own samples of its share, in
-every prefix, for ever; nothing is random and nothing is rounded twice.
+Two streams merge so: a stream of weight `w` has earned `credit + tick * w` after `tick` units (samples,
+tokens, ...). Its next sample, of `u` units behind `a` drawn ones, is *due* at the first tick at which
+what it earned reaches the sample's middle, `a + u/2`. Samples come in order of due tick, the lighter stream's
+first where they are equal. Many sources merge two at a time, the two lightest first (as in a Huffman code),
+each pair standing for one stream with the sum of its weights and credits.
+
+Every pair keeps its proportion to about half a sample, and each source stays within one and a half samples of
+its share, in every prefix, for ever. (All sources merged at once would not: one of weight 1/2 among a hundred
+small ones would be drawn fifty times before the first of those is due.) Nothing is random and nothing is
+rounded twice.
 
 After a step of `T` units, `credit_s += T * w_s - WEIGHT_SCALE * units_s`: the credits sum to zero and carry
 what a source is owed into the next step, also when the weights change there.
 """
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,7 +41,7 @@ def scale_weights(weights: Sequence[Fraction]) -> np.ndarray:
     shares = [weight * WEIGHT_SCALE / total for weight in weights]
     scaled = [max(int(share), 1) if share > 0 else 0 for share in shares]
     missing = WEIGHT_SCALE - sum(scaled)
-    by_remainder = sorted(range(len(shares)), key=lambda i: (int(shares[i]) - shares[i], i))
+    by_remainder = sorted(range(len(shares)), key=lambda i: (scaled[i] - shares[i], i))
     for place in by_remainder[: max(missing, 0)]:
         scaled[place] += 1
     if missing < 0:  # many tiny weights were raised to 1: the largest gives
@@ -66,7 +73,7 @@ class Mixture:
         if self.on_exhausted not in ("repeat", "stop"):
             raise RecipeError(f"on_exhausted is 'repeat' or 'stop', got {self.on_exhausted!r}")
         steps = [step for step, _ in self.knots]
-        if not steps or steps[0] != 0 or any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
+        if not steps or steps[0] != 0 or any(b <= a for a, b in pairwise(steps)):
             raise RecipeError(f"a schedule's steps start at 0 and increase, got {steps}")
         for step, weights in self.knots:
             bad = {name: w for name, w in weights.items() if not 0 <= w < float("inf")}
@@ -87,7 +94,9 @@ class Mixture:
                 )
         known = ("samples", "tokens", "patches", "num_bytes", *columns)
         if self.unit not in known:
-            raise RecipeError(f"mix(unit=...) is one of {known}, got {self.unit!r}; a source's measure adds columns")
+            raise RecipeError(
+                f"mix(unit=...) is one of {known}, got {self.unit!r}; a source's measure adds columns"
+            )
 
     def weights_at(self, step: int, source_names: Sequence[str]) -> np.ndarray:
         """Integer weights of `step` in the order of `source_names`; they sum to `WEIGHT_SCALE`."""
@@ -112,9 +121,9 @@ class Draws:
     """The merged stream as far as it is certain.
 
     Attributes:
-        source: source index of each draw, in order.
-        index: which of the samples ahead of that source each draw is.
-        limited_by: the source whose next, still unknown sample ends the certain part; None when there is none.
+        source: int64, source index of each draw, in order.
+        index: int64, which of the samples ahead of that source each draw is.
+        limited_by: the source whose next, still unknown sample ends the certain part; None if there is none.
         ended_by: the source that has no sample left and is due next, under `stop`.
     """
 
@@ -127,7 +136,7 @@ class Draws:
 def merge_by_due_time(
     weights: np.ndarray, credit: np.ndarray, units_ahead: Sequence[np.ndarray], ended: Sequence[bool]
 ) -> Draws:
-    """Merge the known samples of all sources in order of due time, as far as unknown ones cannot come between.
+    """Merge the known samples of all sources by due time, as far as unknown ones cannot come between.
 
     Args:
         weights: int64 `[sources]`, summing to `WEIGHT_SCALE`; sources of weight 0 are never drawn.
@@ -135,30 +144,88 @@ def merge_by_due_time(
         units_ahead: for each source the units (at least 1 each) of its next samples.
         ended: whether the samples ahead are the last ones of the source.
     """
-    dues, sources, indices = [], [], []
-    horizon: tuple[int, int] | None = None
-    for s, units in enumerate(units_ahead):
-        if weights[s] == 0:
-            continue
-        after = np.cumsum(units, dtype=np.int64)
-        middle_twice = np.append(2 * after - units, 2 * (after[-1] if len(after) else 0) + 1)
-        due = _ceil_div(WEIGHT_SCALE * middle_twice - 2 * credit[s], 2 * weights[s])
-        end = (int(due[-1]), s)  # the earliest that a further sample, of one unit, could be due
-        horizon = end if horizon is None else min(horizon, end)
-        dues.append(due[:-1])
-        sources.append(np.full(len(units), s, dtype=np.int64))
-        indices.append(np.arange(len(units), dtype=np.int64))
-    assert horizon is not None  # some weight is above zero
-    due, source, index = np.concatenate(dues), np.concatenate(sources), np.concatenate(indices)
-    tick, limit = horizon
-    certain = (due < tick) | ((due == tick) & (source < limit))
-    due, source, index = due[certain], source[certain], index[certain]
-    order = np.lexsort((index, source, due))
+    lightest = [
+        (int(weights[s]), s, _one_source(s, int(weights[s]), int(credit[s]), units))
+        for s, units in enumerate(units_ahead)
+        if weights[s] > 0
+    ]
+    heapq.heapify(lightest)
+    while len(lightest) > 1:
+        weight, s, first = heapq.heappop(lightest)
+        other_weight, other, second = heapq.heappop(lightest)
+        heapq.heappush(lightest, (weight + other_weight, min(s, other), _merge(first, second)))
+    merged = lightest[0][2]
     return Draws(
-        source=source[order],
-        index=index[order],
-        limited_by=None if ended[limit] else limit,
-        ended_by=limit if ended[limit] else None,
+        source=merged.source,
+        index=merged.index,
+        limited_by=None if ended[merged.next_source] else merged.next_source,
+        ended_by=merged.next_source if ended[merged.next_source] else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stream:
+    """One source, or several merged, as far as it is certain.
+
+    Attributes:
+        weight, credit: the sums over its sources.
+        units, source, index: int64, of each sample in order; as in `Draws`.
+        next_source: the source of the first sample that is not known.
+    """
+
+    weight: int
+    credit: int
+    units: np.ndarray
+    source: np.ndarray
+    index: np.ndarray
+    next_source: int
+
+    def due_ticks(self) -> tuple[np.ndarray, int]:
+        """When each known sample is due, and the first unknown one at the earliest (if it has one unit)."""
+        after = np.cumsum(self.units)
+        total = int(after[-1]) if len(after) else 0
+        due = _ceil_div(WEIGHT_SCALE * (2 * after - self.units) - 2 * self.credit, 2 * self.weight)
+        return due, _ceil_div(WEIGHT_SCALE * (2 * total + 1) - 2 * self.credit, 2 * self.weight)
+
+
+def _one_source(source: int, weight: int, credit: int, units: np.ndarray) -> _Stream:
+    return _Stream(
+        weight=weight,
+        credit=credit,
+        units=units.astype(np.int64),
+        source=np.full(len(units), source, dtype=np.int64),
+        index=np.arange(len(units), dtype=np.int64),
+        next_source=source,
+    )
+
+
+def _merge(first: _Stream, second: _Stream) -> _Stream:
+    """Two streams in order of due tick, `first` before `second` where the ticks are equal."""
+    (due, horizon), (other_due, other_horizon) = first.due_ticks(), second.due_ticks()
+    if horizon <= other_horizon:
+        next_source, count, other_count = (
+            first.next_source,
+            len(due),
+            np.searchsorted(other_due, horizon, "left"),
+        )
+    else:
+        next_source, count, other_count = (
+            second.next_source,
+            np.searchsorted(due, other_horizon, "right"),
+            len(other_due),
+        )
+    order = np.argsort(np.concatenate([due[:count], other_due[:other_count]]), kind="stable")
+
+    def together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.concatenate([a[:count], b[:other_count]])[order]
+
+    return _Stream(
+        weight=first.weight + second.weight,
+        credit=first.credit + second.credit,
+        units=together(first.units, second.units),
+        source=together(first.source, second.source),
+        index=together(first.index, second.index),
+        next_source=next_source,
     )
 
 
@@ -167,5 +234,6 @@ def credit_after(weights: np.ndarray, credit: np.ndarray, units_drawn: np.ndarra
     return credit + int(units_drawn.sum()) * weights - WEIGHT_SCALE * units_drawn
 
 
-def _ceil_div(numerator: np.ndarray, denominator: np.ndarray | np.integer) -> np.ndarray:
+def _ceil_div(numerator: Any, denominator: int) -> Any:
+    """Rounded up, of an int or of int64 values."""
     return -(-numerator // denominator)

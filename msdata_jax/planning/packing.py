@@ -43,7 +43,9 @@ class Pack:
         if self.patches_per_row < 0:
             raise RecipeError(f"pack(patches_per_row=...) is at least 0, got {self.patches_per_row}")
         if self.max_segments_per_row is not None and self.max_segments_per_row < 1:
-            raise RecipeError(f"pack(max_segments_per_row=...) is at least 1, got {self.max_segments_per_row}")
+            raise RecipeError(
+                f"pack(max_segments_per_row=...) is at least 1, got {self.max_segments_per_row}"
+            )
         if self.method not in ("best_fit", "balanced"):
             raise RecipeError(f"pack(method=...) is 'best_fit' or 'balanced', got {self.method!r}")
         if self.oversize not in ("raise", "drop", "truncate"):
@@ -60,15 +62,16 @@ def assign_rows(
 ) -> np.ndarray:
     """Choose a row for each sample of the pool, or -1 for those that wait for the next step.
 
-    Samples carried over from earlier steps (the first `num_carried`) choose first, so that none waits for
-    ever; within each class the longest choose first (best-fit decreasing, Johnson 1973).
+    Samples carried over from earlier steps (the first `num_carried`) choose first, the oldest before the
+    others, so that none waits for ever; then the fresh ones, the longest first (the dearest, for method
+    `balanced`): best-fit decreasing, Johnson 1973.
 
     Args:
         pack: the rows' shape.
         lengths: int64 `[samples]`, each at most `seq_len`.
         patches: int64 `[samples]`, each at most `patches_per_row`.
         costs: int64 `[samples]`, used by method `balanced`.
-        num_carried: how many of the first samples were carried over.
+        num_carried: how many of the first samples were carried over; those are in order of age.
 
     Returns:
         int64 `[samples]`; rows are numbered by the pool's order of their first sample, empty ones last.
@@ -78,9 +81,9 @@ def assign_rows(
     segment_room = np.full(pack.rows, pack.max_segments_per_row or np.iinfo(np.int64).max, dtype=np.int64)
     row_cost = np.zeros(pack.rows, dtype=np.int64)
     chosen = np.full(len(lengths), -1, dtype=np.int64)
-    fresh = np.arange(len(lengths)) >= num_carried
-    first = lengths if pack.method == "best_fit" else costs
-    for i in np.lexsort((np.arange(len(lengths)), -first, fresh)).tolist():
+    size = lengths if pack.method == "best_fit" else costs
+    largest_first = num_carried + np.argsort(-size[num_carried:], kind="stable")
+    for i in (*range(num_carried), *largest_first.tolist()):
         fits = (room >= lengths[i]) & (patch_room >= patches[i]) & (segment_room > 0)
         if not fits.any():
             continue

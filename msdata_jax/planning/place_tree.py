@@ -4,6 +4,7 @@ A place is a device; it has a coordinate along every axis and belongs to a proce
 each place and process needs of an array under a partition spec, and who feeds whom.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,9 +39,9 @@ class MeshLayout:
             raise RecipeError(
                 f"a mesh has one size for each of its distinct axes, got {self.axis_names}, {self.axis_sizes}"
             )
-        if int(np.prod(self.axis_sizes, dtype=np.int64)) != len(self.process_of_device):
+        if math.prod(self.axis_sizes) != len(self.process_of_device):
             raise RecipeError(
-                f"a mesh of {self.axis_sizes} has {np.prod(self.axis_sizes)} devices, "
+                f"a mesh of {self.axis_sizes} has {math.prod(self.axis_sizes)} devices, "
                 f"got {len(self.process_of_device)}"
             )
 
@@ -52,9 +53,7 @@ class MeshLayout:
 
 def single_process_layout(axis_names: Sequence[str]) -> MeshLayout:
     """One device of one process, on every axis at coordinate 0."""
-    return MeshLayout(
-        axis_names=tuple(axis_names), axis_sizes=(1,) * len(axis_names), process_of_device=(0,)
-    )
+    return MeshLayout(axis_names=tuple(axis_names), axis_sizes=(1,) * len(axis_names), process_of_device=(0,))
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,10 @@ class ClientPlaceTree:
     def _coordinates(self) -> np.ndarray:
         """int64 `[devices, axes]`."""
         sizes = self.layout.axis_sizes
-        return np.stack(np.unravel_index(np.arange(int(np.prod(sizes))), sizes), axis=1)
+        return np.indices(sizes).reshape(len(sizes), math.prod(sizes)).T  # [axes, *mesh] -> [devices, axes]
 
     def part_of_devices(self, axes: Axes) -> np.ndarray:
-        """int64 `[devices]`: which of the `axis_size(axes)` parts each device holds (first axis outermost)."""
+        """int64 `[devices]`: which of the `axis_size(axes)` parts each device holds; first axis outermost."""
         self.axis_size(axes)
         part = np.zeros(len(self.layout.process_of_device), dtype=np.int64)
         for axis in _as_tuple(axes):
@@ -104,7 +103,9 @@ class ClientPlaceTree:
     def check_spec(self, name: str, spec: Spec, shape: Sequence[int]) -> None:
         """Raise RecipeError where an array of `shape` cannot be cut by `spec` into equal windows."""
         if len(spec) > len(shape):
-            raise RecipeError(f"specs[{name!r}] = {spec} has more entries than the array's shape {tuple(shape)}")
+            raise RecipeError(
+                f"specs[{name!r}] = {spec} has more entries than the array's shape {tuple(shape)}"
+            )
         used = [axis for axes in spec for axis in _as_tuple(axes)]
         if len(set(used)) != len(used):
             raise RecipeError(f"specs[{name!r}] = {spec} uses an axis twice")
@@ -120,11 +121,14 @@ class ClientPlaceTree:
         """The window of an array of `shape` that each device holds under `spec`, in C order of the mesh."""
         self.check_spec("array", spec, shape)
         padded = (*spec, *(None,) * (len(shape) - len(spec)))
-        starts = [self.part_of_devices(axes) * (size // self.axis_size(axes)) for axes, size in zip(padded, shape, strict=True)]
-        extents = [size // self.axis_size(axes) for axes, size in zip(padded, shape, strict=True)]
+        slices_of_dim = []
+        for axes, size in zip(padded, shape, strict=True):
+            extent = size // self.axis_size(axes)
+            parts = self.part_of_devices(axes).tolist()
+            slices_of_dim.append([slice(part * extent, (part + 1) * extent) for part in parts])
         return [
-            tuple(slice(int(start[d]), int(start[d]) + extent) for start, extent in zip(starts, extents, strict=True))
-            for d in range(len(self.layout.process_of_device))
+            tuple(slices[device] for slices in slices_of_dim)
+            for device in range(len(self.layout.process_of_device))
         ]
 
     def rows_of_process(self, process: int, axes: Axes, num_rows: int) -> np.ndarray:

@@ -77,11 +77,14 @@ class DataConstructor:
 
     def _take(self, samples: m.Samples) -> Sequence[Effect]:
         """Write samples into their rows, and pass them on to the peers that this process feeds."""
-        if self._leaving:
-            return []
+        if samples.step < self._next_step:
+            raise MSDataError(f"samples of step {samples.step} came after the step was handed over")
         if samples.step not in self._expected:
             self._early.setdefault(samples.step, []).append(samples)
             return []
+        relay = [Send(rank=rank, message=samples) for rank in self._expected[samples.step].relay_to]
+        if self._leaving:
+            return relay  # peers may still want their steps
         try:
             self._assembly[samples.step].write(
                 samples.index, samples.tokens, samples.num_patches, samples.patches
@@ -89,12 +92,13 @@ class DataConstructor:
         except ValueError as error:
             sources = np.unique(self._expected[samples.step].infos["source"][samples.index]).tolist()
             raise MSDataError(f"step {samples.step}, sources number {sources}: {error}") from None
-        relay = [Send(rank=rank, message=samples) for rank in self._expected[samples.step].relay_to]
         return [*relay, *self._hand_over()]
 
     def _hand_over(self) -> Sequence[Effect]:
-        """Deliver finished steps in order, then the end."""
+        """Deliver finished steps in order, then the end; nothing once the trainer left."""
         effects: list[Effect] = []
+        if self._leaving:
+            return effects
         while self._next_step in self._assembly and self._assembly[self._next_step].complete:
             assembly = self._assembly.pop(self._next_step)
             expect = self._expected.pop(self._next_step)

@@ -16,10 +16,19 @@ class Placement:
     constructors: tuple[int, ...]
 
     def role_of(self, rank: int) -> str:
-        """The role of a rank."""
-        if rank == self.planner:
-            return "planner"
-        return "loader" if rank in self.loaders else "constructor"
+        """The role of a rank.
+
+        Raises:
+            LaunchError: it has none.
+        """
+        for role, ranks in (
+            ("planner", (self.planner,)),
+            ("loader", self.loaders),
+            ("constructor", self.constructors),
+        ):
+            if rank in ranks:
+                return role
+        raise LaunchError(f"rank {rank} has no role in {self}")
 
     def affinity(self, num_sources: int) -> list[tuple[int, ...]]:
         """The loaders of each source: one each where there are at least as many sources as loaders.
@@ -62,7 +71,8 @@ def parse_roles(spec: str) -> dict[str, int]:
     counts: dict[str, int] = {}
     for part in spec.split(","):
         name, _, number = part.strip().partition("=")
-        if name not in names or not number.isdigit() or int(number) < 1:
+        valid = name in names and names[name] not in counts and number.isdecimal() and int(number) >= 1
+        if not valid:
             raise LaunchError(f"roles are given as 'planner=1,loaders=3,trainers=2', got {spec!r}")
         counts[names[name]] = int(number)
     if set(counts) != set(ROLES) or counts["planner"] != 1:

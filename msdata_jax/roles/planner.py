@@ -1,6 +1,5 @@
 """The planner: decides, from metadata alone, what each step delivers, and who reads and sends what."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,16 +8,15 @@ import numpy as np
 
 from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.balancing import makespan
 from msdata_jax.planning.graph import Composed, DGraph, NeedMore, initial_state
 from msdata_jax.planning.place_tree import ClientPlaceTree
 from msdata_jax.recipe import Recipe
 from msdata_jax.records import BadSample, info_dtype
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Effect, Finish, Send
+from msdata_jax.roles.holdings import Holdings
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.streams import SourceStream
-
 
 START_SECONDS = 300.0
 """Time for every rank to come and every source to open."""
@@ -65,10 +63,7 @@ class Planner:
         self._released = -1
         self._num_steps: int | None = None
         self._ended = False
-        self._owner: dict[tuple[int, int], int] = {}
-        self._held_bytes: Counter[int] = Counter()
-        self._step_bytes: dict[int, Counter[int]] = {}
-        self._steps_of_demand = 0
+        self._holdings = Holdings([source.block_size for source in recipe.sources.values()])
         self._demand = np.zeros(len(self._names))
         self._wanted: int | None = None
         self._left: dict[int, Any] = {}
@@ -78,22 +73,23 @@ class Planner:
 
     def start(self) -> Sequence[Effect]:
         """Ask the loaders to open their sources."""
-        return [
-            Send(rank=loader, message=m.OpenSource(source=source))
-            for source, loaders in enumerate(self._affinity)
-            for loader in loaders
-        ]
+        return [Send(rank=loader, message=m.OpenSource(source=source)) for source, loader in self._opening()]
 
     def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
         """End the job where somebody does not come in time."""
         if self._clients or elapsed_seconds < self._start_seconds:
             return []
         silent = sorted(set(self._placement.constructors) - set(self._joins))
-        unopened = [self._names[s] for s, loader in self._opening() if (s, loader) not in self._opened]
+        unopened = [
+            f"{self._names[s]!r} on rank {loader}"
+            for s, loader in self._opening()
+            if (s, loader) not in self._opened
+        ]
+        waiting = [f"constructor ranks {silent} to build their DataLoader"] if silent else []
+        waiting += [f"sources to open: {', '.join(unopened)}"] if unopened else []
         return self._abort(
             self._placement.planner,
-            f"the job did not start within {self._start_seconds:g} s; waiting for constructor ranks "
-            f"{silent} to build their DataLoader, for sources {unopened} to open",
+            f"the job did not start within {self._start_seconds:g} s; waiting for {'; for '.join(waiting)}",
         )
 
     def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
@@ -108,7 +104,7 @@ class Planner:
                 self._joins[sender] = message
                 return self._begin()
             case m.BlockReady():
-                self._take_block(sender, message)
+                self._take_block(message)
                 return self._advance()
             case m.Delivered():
                 self._delivered[sender] = message.step
@@ -148,17 +144,24 @@ class Planner:
                 "the trainers' recipe and the data ranks' recipe differ; give `msdata launch` (or `serve`) "
                 "the same recipe file that the training script imports"
             )
-        for rank, join in self._joins.items():
+        for rank, join in sorted(self._joins.items()):
             for name in (each.name for each in fields(join) if each.name != "process"):
-                if getattr(join, name) != getattr(first, name):
+                ours, theirs = getattr(first, name), getattr(join, name)
+                if ours != theirs:
                     raise LaunchError(
-                        f"all training processes build their DataLoader alike; {name} is "
-                        f"{getattr(first, name)} on rank {first_rank} and {getattr(join, name)} on rank {rank}"
+                        f"all training processes build their DataLoader alike; {name} is {ours} on rank "
+                        f"{first_rank} and {theirs} on rank {rank}"
                     )
         if first.layout.num_processes != len(self._placement.constructors):
             raise LaunchError(
                 f"the mesh spans {first.layout.num_processes} processes; the job has "
                 f"{len(self._placement.constructors)} training ranks: initialise JAX over all of them"
+            )
+        processes = [self._joins[rank].process for rank in self._placement.constructors]
+        if sorted(processes) != sorted(set(first.process_of_device)):
+            raise LaunchError(
+                f"the training ranks {list(self._placement.constructors)} joined as processes {processes}; "
+                f"the mesh has each of {sorted(set(first.process_of_device))} once"
             )
         return first
 
@@ -184,11 +187,12 @@ class Planner:
 
     def _build_stream(self, source: int) -> SourceStream:
         reports = [self._opened[source, loader] for loader in self._affinity[source]]
-        if any((r.num_records, r.fingerprint) != (reports[0].num_records, reports[0].fingerprint) for r in reports):
-            raise LaunchError(
-                f"source {self._names[source]!r} is not the same on all its loaders: "
-                f"{[(loader, r.num_records, r.fingerprint) for loader, r in zip(self._affinity[source], reports, strict=True)]}"
+        if len({(r.num_records, r.fingerprint) for r in reports}) > 1:
+            found = ", ".join(
+                f"{r.num_records} records, fingerprint {r.fingerprint} on rank {loader}"
+                for loader, r in zip(self._affinity[source], reports, strict=True)
             )
+            raise LaunchError(f"source {self._names[source]!r} is not the same on all its loaders: {found}")
         return SourceStream(
             self._names[source],
             self._recipe.sources[self._names[source]],
@@ -199,13 +203,12 @@ class Planner:
 
     # --- planning ---------------------------------------------------------------------------------------
 
-    def _take_block(self, loader: int, block: m.BlockReady) -> None:
+    def _take_block(self, block: m.BlockReady) -> None:
         bad = [
             BadSample(position=position, reason=reason)
             for position, reason in zip(block.bad_positions, block.bad_reasons, strict=True)
         ]
-        self._owner[block.source, block.start] = loader
-        self._held_bytes[loader] += int(block.infos["num_bytes"].sum())
+        self._holdings.report(block.source, block.start, int(block.infos["num_bytes"].sum()))
         self._streams[block.source].add_block(block.start, block.stop, block.infos, bad)
 
     def _advance(self) -> Sequence[Effect]:
@@ -250,30 +253,34 @@ class Planner:
         self._demand = np.maximum(0.75 * self._demand, composed.drawn)
         assert self._tree is not None
         plan = self._graph.place(composed.plan, self._tree)
-        return self._announce(plan)
+        self._holdings.plan_step(step, np.concatenate([plan.samples, plan.dropped]))
+        effects = self._announce(plan)
+        self._forget_blocks()
+        return effects
 
     def _end(self, step: int, error: str) -> Sequence[Effect]:
         self._ended = True
-        return [Send(rank=c.rank, message=m.EndOfData(step=step, error=error)) for c in self._clients]
+        end = m.EndOfData(step=step, error=error)
+        return [Send(rank=rank, message=end) for rank in self._placement.constructors]
 
     def _announce(self, plan: StepPlan) -> Sequence[Effect]:
         """Expectations for the constructors and orders for the loaders."""
         row_of_content = np.empty(plan.num_rows, dtype=np.int64)
         row_of_content[plan.order] = np.arange(plan.num_rows)
-        global_row = row_of_content[plan.row]
+        batch_row = row_of_content[plan.row]
         figures = self._figures(plan)
         effects: list[Effect] = []
         wanted: list[np.ndarray] = []
         for client in self._clients:
             local = np.full(plan.num_rows, -1, dtype=np.int64)
             local[client.rows] = np.arange(len(client.rows))
-            mine = np.flatnonzero(local[global_row] >= 0)
-            mine = mine[np.argsort(local[global_row[mine]], kind="stable")]
+            mine = np.flatnonzero(local[batch_row] >= 0)
+            mine = mine[np.argsort(local[batch_row[mine]], kind="stable")]
             expect = m.Expect(
                 step=plan.step,
                 rows=client.rows,
                 infos=plan.samples[mine],
-                row=local[global_row[mine]].astype(np.int32),
+                row=local[batch_row[mine]].astype(np.int32),
                 offset=plan.offset[mine],
                 length=plan.length[mine],
                 relay_to=client.relay_to,
@@ -281,9 +288,7 @@ class Planner:
             )
             effects.append(Send(rank=client.rank, message=expect))
             if client.is_leader:
-                wanted.append(
-                    np.stack([np.full(len(mine), client.rank), np.arange(len(mine)), mine], axis=1)
-                )
+                wanted.append(np.stack([np.full(len(mine), client.rank), np.arange(len(mine)), mine], axis=1))
         return [*effects, *self._orders(plan, np.concatenate(wanted))]
 
     def _figures(self, plan: StepPlan) -> dict[str, Any]:
@@ -302,21 +307,21 @@ class Planner:
         }
 
     def _orders(self, plan: StepPlan, wanted: np.ndarray) -> Sequence[Effect]:
-        """One order per loader; `wanted` `[k, 3]` holds constructor rank, index there, and index in the plan."""
-        sample = plan.samples[wanted[:, 2]]
-        dropped = plan.dropped
-        keys = np.concatenate([sample, dropped])
-        count, extra = len(sample), len(dropped)
-        start = np.concatenate([plan.start[wanted[:, 2]], np.zeros(extra, np.int32)])
-        length = np.concatenate([plan.length[wanted[:, 2]], np.zeros(extra, np.int32)])
-        constructor = np.concatenate([wanted[:, 0], np.full(extra, -1)]).astype(np.int32)
-        index = np.concatenate([wanted[:, 1], np.zeros(extra, np.int64)]).astype(np.int32)
-        owner = self._owners(keys)
-        self._step_bytes[plan.step] = Counter()
-        for infos in (plan.samples, dropped):
-            holder = self._owners(infos)
-            for loader in np.unique(holder).tolist():
-                self._step_bytes[plan.step][loader] += int(infos["num_bytes"][holder == loader].sum())
+        """One order per loader.
+
+        Args:
+            plan: the step.
+            wanted: int64 `[k, 3]`: constructor rank, index among its segments, index in the plan.
+        """
+        rank, index, segment = wanted.T
+        num_dropped = len(plan.dropped)
+        nothing = np.zeros(num_dropped, dtype=np.int32)
+        keys = np.concatenate([plan.samples[segment], plan.dropped])
+        constructor = np.concatenate([rank, np.full(num_dropped, -1)]).astype(np.int32)
+        index = np.concatenate([index, nothing]).astype(np.int32)
+        start = np.concatenate([plan.start[segment], nothing])
+        length = np.concatenate([plan.length[segment], nothing])
+        owner = self._holdings.owners(keys)
         effects = []
         for loader in np.unique(owner).tolist():
             mine = owner == loader
@@ -331,36 +336,34 @@ class Planner:
                 length=length[mine],
             )
             effects.append(Send(rank=loader, message=order))
-        assert count + extra == len(owner)
         return effects
 
-    def _owners(self, infos: np.ndarray) -> np.ndarray:
-        """int64 `[samples]`: the loader that holds each sample."""
-        sizes = np.array([source.block_size for source in self._recipe.sources.values()])
-        block = infos["position"] // sizes[infos["source"]] * sizes[infos["source"]]
-        pairs, inverse = np.unique(np.stack([infos["source"], block], axis=1), axis=0, return_inverse=True)
-        owners = np.array([self._owner[s, b] for s, b in pairs.tolist()], dtype=np.int64)
-        return owners[inverse.reshape(-1)]
+    def _forget_blocks(self) -> None:
+        """Forget who holds the blocks from which nothing can be asked any more."""
+        oldest = self._state.last_position.copy()
+        np.minimum.at(oldest, self._state.carry["source"], self._state.carry["position"])
+        self._holdings.forget_before(oldest)
 
     def _lease(self) -> Sequence[Effect]:
         """Lease blocks so that each source is known `steps_ahead` steps of its demand ahead."""
-        if self._ended or self._left:
-            return []
-        if not self._streams:
+        if self._ended or self._left or not self._streams:
             return []
         effects: list[Effect] = []
         weights = self._graph.mixture.weights_at(self._state.step, self._names)  # pyright: ignore[reportOptionalMemberAccess]
+        # A full loader gets more only where no step is under way whose release would make room.
+        nothing_to_release = self._state.step <= min(self._delivered.values()) + 1
         for source in np.flatnonzero(weights).tolist():
             stream = self._streams[source]
             needed = max(1.0, (1 + self._steps_ahead) * float(self._demand[source]))
             while True:
-                urgent = source == self._wanted and stream.num_leased_positions == 0
+                urgent = nothing_to_release and source == self._wanted and stream.num_leased_positions == 0
                 if not urgent and len(stream.ahead) + stream.num_leased_positions >= needed:
                     break
                 loader = self._loader_for(source, urgent=urgent)
                 lease = None if loader is None else stream.next_lease()
                 if loader is None or lease is None:
                     break
+                self._holdings.lease(loader, source, lease[0])
                 effects.append(
                     Send(rank=loader, message=m.Lease(source=source, start=lease[0], stop=lease[1]))
                 )
@@ -368,8 +371,8 @@ class Planner:
 
     def _loader_for(self, source: int, *, urgent: bool) -> int | None:
         """The loader of `source` that holds least; None when all are full and nothing waits for it."""
-        loader = min(self._affinity[source], key=lambda rank: (self._held_bytes[rank], rank))
-        full = self._held_bytes[loader] >= self._buffer_bytes
+        loader = min(self._affinity[source], key=lambda rank: (self._holdings.num_bytes(rank), rank))
+        full = self._holdings.num_bytes(loader) >= self._buffer_bytes
         return None if full and not urgent else loader
 
     # --- end --------------------------------------------------------------------------------------------
@@ -378,9 +381,8 @@ class Planner:
         everywhere = min(self._delivered.values())
         if everywhere <= self._released:
             return []
-        for step in range(self._released + 1, everywhere + 1):
-            self._held_bytes.subtract(self._step_bytes.pop(step, Counter()))
         self._released = everywhere
+        self._holdings.release(everywhere)
         return [Send(rank=loader, message=m.Release(step=everywhere)) for loader in self._placement.loaders]
 
     def _stop_when_all_left(self) -> Sequence[Effect]:
@@ -410,9 +412,3 @@ class Planner:
         others = (*self._placement.constructors, *self._placement.loaders)
         abort = m.Abort(rank=rank, message=message)
         return [*(Send(rank=r, message=abort) for r in others), Finish(error=JobFailed(rank, message))]
-
-
-def imbalance(group_costs: np.ndarray) -> float:
-    """Cost of the dearest group over the mean, at least 1."""
-    mean = float(group_costs.mean())
-    return float(makespan(group_costs, np.arange(len(group_costs))[:, None]) / mean) if mean else 1.0

@@ -75,23 +75,28 @@ class SourceLoader:
         match message:
             case m.OpenSource():
                 return [Run(call=partial(self._open, message.source))]
-            case m.Opened():
-                return self._tell(m.SourceOpened(**_fields(message)))
             case m.Lease():
                 return [Run(call=partial(self._read, message))]
-            case m.BlockRead():
-                return self._keep(message)
             case m.Order():
                 return self._send_samples(message)
             case m.Release():
-                self._forget(message.step)
-                return []
+                return self._forget(message.step)
             case m.Stop():
                 return self._close()
-            case m.Failed():
-                return self._tell(message)
             case m.Abort():
                 return [Finish(error=JobFailed(message.rank, message.message))]
+            case _:
+                return self._handle_own(sender, message)
+
+    def _handle_own(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
+        """React to what this rank's own work found."""
+        match message:
+            case m.Opened():
+                return self._tell(m.SourceOpened(**_fields(message)))
+            case m.BlockRead():
+                return self._keep(message)
+            case m.Failed():
+                return self._tell(message)
             case _:
                 raise MSDataError(f"loader got {type(message).__name__} from rank {sender}")
 
@@ -136,7 +141,11 @@ class SourceLoader:
         for constructor in np.unique(order.constructor[order.constructor >= 0]).tolist():
             mine = np.flatnonzero(order.constructor == constructor)
             samples = [self._samples[keys[i]] for i in mine.tolist()]
-            joined = join_samples(samples, order.start[mine], order.length[mine])
+            try:
+                joined = join_samples(samples, order.start[mine], order.length[mine])
+            except ValueError as error:
+                sources = np.unique(order.source[mine]).tolist()
+                raise MSDataError(f"step {order.step}, sources number {sources}: {error}") from None
             message = m.Samples(
                 step=order.step,
                 index=order.index[mine],
@@ -147,10 +156,11 @@ class SourceLoader:
             effects.append(Send(rank=constructor, message=message))
         return effects
 
-    def _forget(self, step: int) -> None:
+    def _forget(self, step: int) -> Sequence[Effect]:
         for done in [each for each in self._ordered if each <= step]:
             for key in self._ordered.pop(done):
                 self._samples.pop(key, None)
+        return []
 
     def _close(self) -> Sequence[Effect]:
         figures = {

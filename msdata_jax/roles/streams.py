@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from msdata_jax.records import BadSample
 from msdata_jax.recipe import Source
+from msdata_jax.records import BadSample
 
 MAX_LISTED = 100
 
@@ -32,7 +32,9 @@ class SourceStream:
     @property
     def ended(self) -> bool:
         """Whether the samples ahead are the last ones."""
-        return self._num_positions is not None and self._known_to >= self._num_positions
+        if self._num_positions is None or self.failure is not None:
+            return False  # after a failure the data fail, they do not simply end
+        return self._known_to >= self._num_positions
 
     @property
     def num_leased_positions(self) -> int:
@@ -84,13 +86,10 @@ class SourceStream:
                 self.bad.append(each)
             if limit is not None and self.num_bad > limit:
                 rule = (
-                    "on_bad_sample='raise'"
+                    "on_bad_sample='raise'; 'skip' leaves such records out"
                     if self._source.on_bad_sample == "raise"
-                    else f"max_bad_samples={limit} were met before"
+                    else f"max_bad_samples={limit} bad records came before it; raise the limit to go on"
                 )
-                self.failure = (
-                    f"source {self._name!r}, position {each.position}: {each.reason} ({rule}; "
-                    f"on_bad_sample='skip' leaves such records out)"
-                )
+                self.failure = f"source {self._name!r}, position {each.position}: {each.reason} ({rule})"
                 return each
         return None

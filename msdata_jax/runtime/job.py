@@ -37,12 +37,16 @@ class TrainingJob:
         mpi: the ranks of the job.
         placement: who plays what.
         on_failure: told the trainer's own failure; set by the open DataLoader.
+        failed: whether anything failed, so that nothing at exit may wait for other processes.
+        left: whether a DataLoader was closed in order, so that the others may end too.
+        exit_hooks: run at an orderly exit, before MPI ends.
     """
 
     mpi: "MpiJob"
     placement: Placement
     on_failure: Callable[[str], None] | None = None
     failed: bool = False
+    left: bool = False
     exit_hooks: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -114,11 +118,17 @@ def _install_exit_hooks(job: TrainingJob) -> None:
         os._exit(1)
 
     def on_exit() -> None:
-        for hook in job.exit_hooks:
-            hook()
+        if not job.left and not job.failed:
+            job.failed = True
+            message = f"training process {job.process_index} ended before it closed its DataLoader"
+            print(f"msdata: {message}", file=sys.stderr)  # noqa: T201
+            if job.on_failure is not None:
+                job.on_failure(message)
         if job.failed:
             _flush()
             os._exit(1)
+        for hook in job.exit_hooks:
+            hook()
         job.mpi.leave(ok=True)
 
     sys.excepthook = on_exception

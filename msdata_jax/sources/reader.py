@@ -48,9 +48,7 @@ class SourceReader:
         RecipeError: a transform or its file is wrong.
     """
 
-    def __init__(
-        self, name: str, index: int, source: Source, *, seed: int, columns: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, name: str, index: int, source: Source, seed: int, columns: Sequence[str] = ()) -> None:
         self._name = name
         self._index = index
         self._source = source
@@ -113,9 +111,7 @@ class SourceReader:
                 bad.append(BadSample(position=position, reason=reason))
             yields.append((position, content))
         samples = [sample for _, content in yields for sample in content.samples]
-        return Block(
-            start=start, stop=stop, infos=self._infos(yields, len(samples)), samples=samples, bad=bad
-        )
+        return Block(start=start, stop=stop, infos=self._infos(yields), samples=samples, bad=bad)
 
     def close(self) -> None:
         """Close the files."""
@@ -174,18 +170,14 @@ class SourceReader:
                 f"measure (columns {list(self._source.columns)}): {one_line(error)}"
             ) from error
 
-    def _infos(self, yields: Sequence[tuple[int, _Content]], num_samples: int) -> np.ndarray:
-        infos = np.zeros(num_samples, self._dtype)
-        infos["source"] = self._index
-        row = 0
+    def _infos(self, yields: Sequence[tuple[int, _Content]]) -> np.ndarray:
+        names = (self._dtype.names or ())[3:]  # after the key
+        rows = []
         for position, content in yields:
             for part, (sample, columns) in enumerate(zip(content.samples, content.columns, strict=True)):
-                infos["position"][row] = position
-                infos["part"][row] = part
-                for column, value in {**columns, **default_measure(sample)}.items():
-                    infos[column][row] = value
-                row += 1
-        return infos
+                values = {**columns, **default_measure(sample)}
+                rows.append((self._index, part, position, *(values.get(name, 0) for name in names)))
+        return np.array(rows, self._dtype)
 
 
 def _open(source: Source) -> Records:

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msdata_transport import BadFrame
 from msdata_transport.credits import WINDOW, Credits
@@ -44,6 +44,7 @@ def test_a_window_holds_a_message() -> None:
         Credits(0)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10), st.lists(st.sampled_from(["send", "take"]), max_size=60))
 def test_a_sender_is_never_stuck(window: int, moves: list[str]) -> None:
     """Whatever the order, a receiver that takes all lets the sender go on without idle acknowledgements."""

@@ -6,7 +6,7 @@ import tracemalloc
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from msdata_transport import BadFrame, Limits, Message
@@ -44,6 +44,7 @@ def head_of_array(dtype: object, shape: object) -> bytes:
     return head_of(["kind", {}, [[dtype, shape]]], num_arrays=1)
 
 
+@settings(deadline=None)
 @given(messages)
 def test_decoding_gives_what_was_encoded(message: Message) -> None:
     head = decode_head(encode_head(message))
@@ -53,6 +54,7 @@ def test_decoding_gives_what_was_encoded(message: Message) -> None:
     ]
 
 
+@settings(deadline=None)
 @given(messages)
 def test_a_copy_is_equal_and_shares_nothing(message: Message) -> None:
     copy = copy_message(message)
@@ -62,16 +64,19 @@ def test_a_copy_is_equal_and_shares_nothing(message: Message) -> None:
         assert not np.shares_memory(got, sent)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_head_or_a_bad_frame(data: bytes) -> None:
     decode_or_refuse(data)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 3))
 def test_any_body_is_a_head_or_a_bad_frame(body: bytes, num_arrays: int) -> None:
     decode_or_refuse(head_of(body, num_arrays=num_arrays))
 
 
+@settings(deadline=None)
 @given(messages, st.data())
 def test_a_changed_head_is_a_head_or_a_bad_frame(message: Message, data: st.DataObject) -> None:
     head = bytearray(encode_head(message))

@@ -13,7 +13,10 @@ pytestmark = pytest.mark.mpi
 
 
 def run(
-    *ranks: tuple[int, str], options: tuple[str, ...] = (), timeout_seconds: float = 60.0
+    *ranks: tuple[int, str],
+    options: tuple[str, ...] = (),
+    wrapper: tuple[str, ...] = (),
+    timeout_seconds: float = 60.0,
 ) -> tuple[int, str]:
     """Run groups of ranks, (how many, arguments), as one job; its status and output."""
     mpiexec = find_mpiexec()
@@ -21,7 +24,16 @@ def run(
     command = [mpiexec, *options]
     for index, (num_ranks, arguments) in enumerate(ranks):
         command += [":"] * (index > 0)
-        command += ["-n", str(num_ranks), sys.executable, "-m", "mpi4py", str(PROGRAM), *arguments.split()]
+        command += [
+            "-n",
+            str(num_ranks),
+            *wrapper,
+            sys.executable,
+            "-m",
+            "mpi4py",
+            str(PROGRAM),
+            *arguments.split(),
+        ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             output, _ = process.communicate(timeout=timeout_seconds)
@@ -57,8 +69,11 @@ def test_garbage_is_a_bad_frame_of_its_sender() -> None:
     assert status == 0, output
 
 
-def test_survivors_go_on_without_a_rank_that_vanished() -> None:
-    _, output = run((3, "outlives"), options=("-disable-auto-cleanup",))
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_survivors_go_on_without_a_rank_that_vanished(how: str) -> None:
+    """With auto-cleanup off and a shell around each rank, so that mpiexec sees no death by signal."""
+    shell = ("sh", "-c", 'trap "" USR1; "$@"; exit 0', "sh")
+    _, output = run((3, f"outlives {how}"), options=("-disable-auto-cleanup",), wrapper=shell)
     assert output.count("survived") == 2, output
 
 

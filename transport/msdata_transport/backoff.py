@@ -18,7 +18,7 @@ class Backoff:
         quiet_after_seconds: without traffic for this long, sleeps grow on, up to `quiet_longest_seconds`.
     """
 
-    spin_seconds: float = 40e-6
+    spin_seconds: float = 100e-6
     first_seconds: float = 50e-6
     longest_seconds: float = 1e-3
     quiet_after_seconds: float = 0.1

@@ -36,13 +36,13 @@ class Party:
     ) -> None:
         self.endpoint.send(rank, Message(kind=kind, header=header or {}, arrays=arrays))
 
-    def expect(self, kind: str) -> tuple[int, Message]:
+    def expect(self, kind: str, timeout_seconds: float = _PATIENCE_SECONDS) -> tuple[int, Message]:
         """The next message of that kind; others are kept for later."""
         for index, (sender, message) in enumerate(self._early):
             if message.kind == kind:
                 del self._early[index]
                 return sender, message
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + timeout_seconds
         while True:
             got = self.receive(deadline - time.monotonic(), kind)
             if got is not None:

@@ -9,9 +9,9 @@ bound before anything of that size is made, and whatever breaks a rule is a `Bad
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgpack
 import numpy as np
@@ -25,6 +25,9 @@ _VERSION = 1
 _MAX_KIND = 64
 _MAX_DIMS = 32
 _MAX_DEPTH = 32
+
+_SCALARS = (int, float, str, bytes, type(None))  # bool is an int; msgpack refuses ints of over 64 bits
+_SCALAR_TYPES = frozenset((*_SCALARS, bool))
 
 HEAD_MIN_BYTES = _PREFIX.size
 
@@ -56,16 +59,12 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
+class ArraySpec(NamedTuple):
     """An array before its bytes: what to allocate and how many bytes follow."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+    num_bytes: int
 
     def allocate(self) -> np.ndarray:
         return np.empty(self.shape, self.dtype)
@@ -90,9 +89,12 @@ def encode_head(message: Message, limits: Limits = DEFAULT_LIMITS) -> bytes:
     header = dict(message.header)
     _check_plain(header, 0)
     _bound("arrays in a message", len(message.arrays), limits.max_arrays)
-    specs = [_spec_of(index, array) for index, array in enumerate(message.arrays)]
-    _check_sizes(specs, limits)
-    parts = [message.kind, header, [[spec.dtype.str, spec.shape] for spec in specs]]
+    described = [_describe(index, array) for index, array in enumerate(message.arrays)]
+    specs = [_spec(index, dtype, shape, limits) for index, (dtype, shape) in enumerate(described)]
+    _bound(
+        "bytes in all arrays of a message", sum(spec.num_bytes for spec in specs), limits.max_message_bytes
+    )
+    parts = [message.kind, header, described]
     try:
         body = cast("bytes", msgpack.packb(parts))
     except (TypeError, ValueError, OverflowError) as error:
@@ -123,8 +125,10 @@ def decode_head(data: bytes | bytearray | memoryview, limits: Limits = DEFAULT_L
     kind, header, listed = _three_parts(_unpack(bytes(data[_PREFIX.size :])))
     if len(listed) != num_arrays:
         raise BadFrame(f"the head counts {num_arrays} arrays and lists {len(listed)}")
-    specs = tuple(_spec_from(index, item) for index, item in enumerate(listed))
-    _check_sizes(specs, limits)
+    specs = tuple(_spec(index, *_described(index, item), limits) for index, item in enumerate(listed))
+    _bound(
+        "bytes in all arrays of a message", sum(spec.num_bytes for spec in specs), limits.max_message_bytes
+    )
     return Head(kind=kind, header=header, arrays=specs)
 
 
@@ -186,65 +190,63 @@ def _check_kind(kind: object) -> None:
 
 def _check_plain(value: object, depth: int) -> None:
     """Refuse header values that would not arrive as they were sent; a tuple passes, and arrives as a list."""
-    if value is None or isinstance(value, (bool, float, str, bytes)):
+    if isinstance(value, _SCALARS):
         return
     _bound("levels of nesting in a header", depth, _MAX_DEPTH)
-    if isinstance(value, int):
-        if not -(1 << 63) <= value < 1 << 64:
-            raise BadFrame(f"integers in a header fit 64 bits, got {value.bit_length()} bits")
-    elif isinstance(value, dict):
-        _check_pairs(cast("dict[object, object]", value), depth)
+    if isinstance(value, dict):
+        pairs = cast("dict[object, object]", value)
+        for key in pairs:
+            if not isinstance(key, str):
+                raise BadFrame(f"keys in a header are str, got {type(key).__name__}")
+        _check_items(pairs.values(), depth + 1)
     elif isinstance(value, (list, tuple)):
-        for item in cast("list[object]", value):
-            _check_plain(item, depth + 1)
+        _check_items(cast("list[object]", value), depth + 1)
     else:
         raise BadFrame(f"a header holds plain values (see Message), got {type(value).__name__}")
 
 
-def _check_pairs(pairs: dict[object, object], depth: int) -> None:
-    for key, item in pairs.items():
-        if not isinstance(key, str):
-            raise BadFrame(f"keys in a header are str, got {type(key).__name__}")
-        _check_plain(item, depth + 1)
+def _check_items(values: Iterable[object], depth: int) -> None:
+    for value in values:
+        if type(value) not in _SCALAR_TYPES:  # most are, and the loop over a long list is what costs
+            _check_plain(value, depth)
 
 
-def _spec_of(index: int, array: object) -> ArraySpec:
+def _describe(index: int, array: object) -> tuple[str, tuple[int, ...]]:
+    """(dtype, shape) of an array that can be sent."""
     # Not isinstance: a masked array would lose its mask on the way.
     if type(array) is not np.ndarray and type(array) is not np.memmap:
         raise BadFrame(f"array {index} must be a numpy.ndarray, got {type(array).__name__}")
     array = cast("np.ndarray", array)
-    if array.dtype.str not in DTYPES:
-        raise BadFrame(f"array {index} has dtype {array.dtype}, which is not sent; view it as uint8")
     if not array.flags.c_contiguous:
-        raise BadFrame(
-            f"array {index} of shape {array.shape} is not C-contiguous; np.ascontiguousarray copies it"
-        )
-    return ArraySpec(DTYPES[array.dtype.str], array.shape)
+        raise BadFrame(f"array {index} of shape {array.shape} is not C-contiguous; use np.ascontiguousarray")
+    return array.dtype.str, array.shape
 
 
-def _spec_from(index: int, item: object) -> ArraySpec:
+def _described(index: int, item: object) -> tuple[str, tuple[int, ...]]:
+    """(dtype, shape) that a peer sent, without trust."""
     match item:
         case [str(dtype), [*shape]]:
             pass
         case _:
             raise BadFrame(f"array {index} is described by [dtype, shape], got something else")
-    if dtype not in DTYPES:
-        raise BadFrame(f"array {index} has dtype {dtype[:16]!r}, which is not sent")
     for dim in cast("list[object]", shape):
         if type(dim) is not int or dim < 0:
             raise BadFrame(f"array {index}: a dimension is an integer from 0 up, got {str(dim)[:32]}")
-    return ArraySpec(DTYPES[dtype], tuple(cast("list[int]", shape)))
+    return dtype, tuple(cast("list[int]", shape))
 
 
-def _check_sizes(specs: Sequence[ArraySpec], limits: Limits) -> None:
-    total = 0
-    for index, spec in enumerate(specs):
-        _bound(f"dimensions of array {index}", len(spec.shape), _MAX_DIMS)
-        # numpy multiplies the dimensions other than 0 even where one is 0, so their product is bounded.
-        extent = math.prod(dim for dim in spec.shape if dim) * spec.dtype.itemsize
-        _bound(f"bytes in array {index}", extent, limits.max_array_bytes)
-        total += spec.num_bytes
-    _bound("bytes in all arrays of a message", total, limits.max_message_bytes)
+def _spec(index: int, dtype: str, shape: tuple[int, ...], limits: Limits) -> ArraySpec:
+    known = DTYPES.get(dtype)
+    if known is None:
+        raise BadFrame(f"array {index} has dtype {dtype[:16]!r}, which is not sent; view it as uint8")
+    if len(shape) > _MAX_DIMS:
+        raise BadFrame(f"too many dimensions of array {index}: {len(shape)}, at most {_MAX_DIMS}")
+    num_bytes = math.prod(shape) * known.itemsize
+    # numpy multiplies the dimensions other than 0 even where one is 0, so their product is bounded.
+    extent = num_bytes or math.prod(dim for dim in shape if dim) * known.itemsize
+    if extent > limits.max_array_bytes:
+        raise BadFrame(f"too many bytes in array {index}: {extent}, at most {limits.max_array_bytes}")
+    return ArraySpec(known, shape, num_bytes)
 
 
 def _bound(rule: str, value: int, bound: int) -> None:

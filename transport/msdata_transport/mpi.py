@@ -9,11 +9,13 @@ Rules that keep the living going when a rank dies (measured: without them most s
 """
 
 import contextlib
+import signal
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,8 +32,8 @@ _CARD = struct.Struct("64s256s")  # name of the group, host
 _MAX_TEXT_BYTES = 64 << 10
 _TEXT = struct.Struct(f"<I{_MAX_TEXT_BYTES}s")
 
-# MPI may read the buffers of sends that did not finish until the process ends: they outlive their endpoint.
-_unfinished: list[Any] = []
+# MPI may read the buffers of sends that did not finish until the process ends, so what holds them lives on.
+_kept: list[object] = []
 
 
 class MpiWire:
@@ -54,8 +56,10 @@ class MpiWire:
         self._lost = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
 
     def probe(self, rank: int) -> int | None:
+        # Iprobe looks first and lets messages in afterwards, so one call alone finds them a sleep too late.
         try:
-            return self._status.Get_count(self._byte) if self._comm.Iprobe(rank, _TAG, self._status) else None
+            found = self._comm.Iprobe(rank, _TAG, self._status) or self._comm.Iprobe(rank, _TAG, self._status)
+            return self._status.Get_count(self._byte) if found else None
         except self._error as error:
             self._judge(rank, error)
 
@@ -135,11 +139,17 @@ class MpiJob:
     ) -> None:
         self._wire = MpiWire(comm)
         self.endpoint = PolledEndpoint(comm.Get_rank(), comm.Get_size(), self._wire, limits)
+        _kept.append(self.endpoint)
         self.group = cards[self.endpoint.rank][0]
         self.groups = _groups_of([name for name, _ in cards])
         self.hosts = tuple(host for _, host in cards)
         self._group_comm = group_comm
         self._comm = comm
+
+    @property
+    def num_nameless_errors(self) -> int:
+        """Errors of MPI that blamed no process and were looked past."""
+        return self._wire.num_nameless_errors
 
     @property
     def group_rank(self) -> int:
@@ -183,11 +193,9 @@ class MpiJob:
         if not ok:
             with contextlib.suppress(TooLate):
                 self.endpoint.close(timeout_seconds=0.0)
-            _unfinished.extend(self.endpoint.unfinished())
             return
         self.endpoint.close(timeout_seconds)
         _wait(self._comm.Ibarrier(), timeout_seconds, "leave", self.endpoint.discard)
-        _unfinished.extend(self.endpoint.unfinished())
         self._comm.Free()
         self._group_comm.Free()
 
@@ -196,7 +204,8 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     """Load MPI and meet all ranks of `MPI.COMM_WORLD`; each calls this once with the name of its group.
 
     mpi4py asks for THREAD_MULTIPLE unless told otherwise. THREAD_SERIALIZED is enough while one thread at a
-    time uses MPI, THREAD_FUNNELED while that is the main thread.
+    time uses MPI, THREAD_FUNNELED while that is the main thread. SIGUSR1 is ignored from here on, unless the
+    program had a handler for it: MPICH's launcher sends it when a rank dies.
 
     Raises:
         ValueError: the name is empty or over 64 bytes of UTF-8.
@@ -205,6 +214,7 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     """
     from mpi4py import MPI
 
+    _ignore_deaths()
     world = MPI.COMM_WORLD
     check_world_size(world.Get_size())
     cards = _exchange_cards(world, group, MPI.Get_processor_name(), timeout_seconds)
@@ -214,6 +224,17 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     private = world.Dup()
     private.Set_errhandler(MPI.ERRORS_RETURN)
     return MpiJob(cards, group_comm, private, limits)
+
+
+def _ignore_deaths() -> None:
+    """Ignore SIGUSR1 unless the program handles it.
+
+    MPICH's mpiexec tells of a rank's death by it, and MPICH's own handler then breaks the survivors. With
+    `-disable-auto-cleanup` and a wrapper that hides deaths by signal they go on; tests/transport does it.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _exchange_cards(
@@ -246,7 +267,7 @@ def _wait(
     deadline = time.monotonic() + timeout_seconds
     while not request.Test():
         if time.monotonic() >= deadline:
-            _unfinished.append(request)
+            _kept.append(request)
             raise TooLate(f"{what}: a rank did not come within {timeout_seconds} s")
         meanwhile()
         time.sleep(1e-3)

@@ -69,6 +69,7 @@ class _Peer(Generic[Pending]):
         self.lost: str | None = None
         self.closed = False  # it said so
         self.talked = False  # something went or came
+        self.told = False  # that this rank closed
         self.reader: _Waits
 
     @property
@@ -77,16 +78,14 @@ class _Peer(Generic[Pending]):
 
     @property
     def left(self) -> bool:
-        """Whether all that was queued has been taken by the peer, or never will be."""
-        return self.gone or not (
-            self.waiting or self.posting or self.sending or self.credits.num_unacknowledged
-        )
+        """Whether all messages that were queued have been taken by the peer, or never will be."""
+        return self.gone or not (self.waiting or self.credits.num_unacknowledged)
 
 
 class PolledEndpoint(Generic[Pending]):
     """An Endpoint that makes progress only while its owner is inside `send`, `receive` or `close`.
 
-    Messages to a peer that closed its endpoint vanish.
+    `wake` works within the longest sleep, 5 ms.
     """
 
     def __init__(self, rank: int, size: int, wire: Wire[Pending], limits: Limits = DEFAULT_LIMITS) -> None:
@@ -98,7 +97,7 @@ class PolledEndpoint(Generic[Pending]):
         self._backoff = Backoff()
         self._moved = False  # traffic since the last pause
         self._num_looks = 0
-        self._bell = threading.Event()
+        self._woken = threading.Event()
         self._closed = False
         self._others = {other: _Peer[Pending](other) for other in range(size) if other != rank}
         for peer in self._others.values():
@@ -131,8 +130,8 @@ class PolledEndpoint(Generic[Pending]):
         self._check_open()
         deadline = time.monotonic() + timeout_seconds
         while True:
-            if self._bell.is_set():
-                self._bell.clear()
+            if self._woken.is_set():
+                self._woken.clear()
                 return None
             # What is here comes first, but a rank that keeps writing to itself must not starve its peers.
             self._num_looks += 1
@@ -146,7 +145,7 @@ class PolledEndpoint(Generic[Pending]):
             self._pause(deadline)
 
     def wake(self) -> None:
-        self._bell.set()
+        self._woken.set()
 
     def close(self, timeout_seconds: float = 10.0) -> None:
         """As the contract. A message has left when its peer acknowledged it, so the process may exit at once.
@@ -171,27 +170,28 @@ class PolledEndpoint(Generic[Pending]):
             )
 
     def discard(self) -> None:
-        """Drop what has come. For `close`, and after it while peers may have something under way to here."""
-        self._bell.clear()
+        """Drop what has come; once closed, tell its senders so. For `close`, and for waiting after it."""
+        self._woken.clear()
         self._advance_all()
         while self._inbox:
             self._take_next()
-
-    def unfinished(self) -> list[tuple[Pending, Buffer]]:
-        """Sends that the wire may still read from after `close`: their peers went first or were late."""
-        return [sending for peer in self._others.values() for sending in peer.sending]
 
     def _say_closed(self, deadline: float) -> None:
         """Tell all that were talked to, and wait until the wire has taken it."""
         self._closed = True
         for peer in self._others.values():
-            if peer.talked and not peer.gone:
-                peer.posting.append(_CONTROL.pack(_CLOSED))
+            if peer.talked:
+                self._tell_closed(peer)
         while any((peer.posting or peer.sending) and not peer.gone for peer in self._others.values()):
             if time.monotonic() >= deadline:
                 break
             self.discard()
             self._pause(deadline)
+
+    def _tell_closed(self, peer: _Peer[Pending]) -> None:
+        if not peer.told and not peer.gone:
+            peer.told = True
+            peer.posting.append(_CONTROL.pack(_CLOSED))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -204,7 +204,7 @@ class PolledEndpoint(Generic[Pending]):
             self._backoff.traffic(now)
         seconds = min(self._backoff.pause(now), deadline - now)
         if seconds > 0:
-            self._bell.wait(seconds)
+            time.sleep(seconds)  # waiting for `wake` instead would cost an idle rank twice the CPU
 
     def _give_out(self) -> tuple[int, Message]:
         item = self._take_next()
@@ -217,6 +217,8 @@ class PolledEndpoint(Generic[Pending]):
         if not isinstance(item, TransportError) and item[0] != self._rank:
             peer = self._others[item[0]]
             peer.credits.taken()
+            if self._closed:
+                self._tell_closed(peer)
             self._acknowledge(peer, peer.credits.collect_owed())
         return item
 

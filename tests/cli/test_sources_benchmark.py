@@ -1,0 +1,37 @@
+"""The promise that the sources benchmark asserts, on a smaller job."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY))
+    from benchmarks import sources
+
+    yield sources
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+
+
+@pytest.mark.mpi
+@pytest.mark.multiprocess
+def test_each_source_is_open_on_its_loaders_alone(sources) -> None:
+    result = sources.measure(20, 3, 2, docs_per_source=64, steps=5, workers_per_trainer=(1,))
+    job, *others = result["rows"]
+    assert (job["processes"], job["readers_per_source"], job["readers"], job["open_files"]) == (4, 1, 20, 20)
+    assert [each["readers_per_source"] for each in others] == [2, 2]
+    assert all(each["total_pss_mb"] > 0 for each in result["rows"])
+
+
+def test_check_finds_a_source_open_twice(sources) -> None:
+    rank = {"heavy_modules": []}
+    loaders = [{**rank, "open_files": {"0": 1, "1": 1}}, {**rank, "open_files": {"1": 1}}]
+    with pytest.raises(AssertionError, match="readers"):
+        sources.check_readers({"planner": rank, "loaders": loaders}, num_sources=2, loaders=2)
+    fewer_sources = [{**rank, "open_files": {"0": 1}}, {**rank, "open_files": {"0": 1}}]
+    sources.check_readers({"planner": rank, "loaders": fewer_sources}, num_sources=1, loaders=2)

@@ -1,0 +1,79 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msdata_jax.errors import LaunchError
+from msdata_jax.roles.placement import Placement, parse_roles, placement_from_groups, role_of_rank
+
+
+@given(st.integers(1, 8), st.integers(1, 12))
+def test_affinity_keeps_sources_on_few_loaders(num_loaders, num_sources):
+    placement = Placement(planner=0, loaders=tuple(range(1, 1 + num_loaders)), constructors=(99,))
+    affinity = placement.affinity(num_sources)
+    assert len(affinity) == num_sources
+    assert {loader for loaders in affinity for loader in loaders} == set(
+        placement.loaders[: max(num_loaders, num_sources)] if num_sources < num_loaders else placement.loaders
+    )
+    counts = [sum(loader in loaders for loaders in affinity) for loader in placement.loaders]
+    assert max(counts) - min(counts) <= 1
+    if num_sources >= num_loaders:
+        assert all(len(loaders) == 1 for loaders in affinity)
+    else:
+        sizes = [len(loaders) for loaders in affinity]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_role_of():
+    placement = Placement(planner=0, loaders=(1, 2), constructors=(3,))
+    assert [placement.role_of(rank) for rank in range(4)] == ["planner", "loader", "loader", "constructor"]
+    with pytest.raises(LaunchError, match="rank 4 has no role"):
+        placement.role_of(4)
+
+
+def test_from_groups():
+    groups = {"planner": (2,), "loader": (0, 1), "constructor": (4, 3)}
+    assert placement_from_groups(groups) == Placement(planner=2, loaders=(0, 1), constructors=(4, 3))
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"loader": (0,), "constructor": (1,)},
+        {"planner": (0, 1), "loader": (2,), "constructor": (3,)},
+        {"planner": (0,), "constructor": (1,)},
+        {"planner": (0,), "loader": (1,)},
+        {"planner": (0,), "loader": (1,), "constructor": (2,), "shadow": (3,)},
+    ],
+)
+def test_groups_that_are_no_job(groups):
+    with pytest.raises(LaunchError, match="one planner, at least one loader and at least one constructor"):
+        placement_from_groups(groups)
+
+
+def test_roles_from_a_spec():
+    assert parse_roles("planner=1, loaders=3,trainers=2") == {"planner": 1, "loader": 3, "constructor": 2}
+    roles = [role_of_rank("planner=1,loaders=3,trainers=2", rank) for rank in range(6)]
+    assert roles == ["planner", *["loader"] * 3, *["constructor"] * 2]
+    assert role_of_rank("trainers=2,planner=1,loaders=1", 0) == "constructor"
+    with pytest.raises(LaunchError, match="name 6 ranks; rank 6 has no role: start 6 ranks"):
+        role_of_rank("planner=1,loaders=3,trainers=2", 6)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "planner=1",
+        "planner=1,loaders=1",
+        "planner=2,loaders=1,trainers=1",
+        "planner=1,loaders=0,trainers=1",
+        "planner=1,loaders=-1,trainers=1",
+        "planner=1,loaders=²,trainers=1",
+        "planner=1,loaders=1,loaders=2,trainers=1",
+        "planner=1,loaders=1,trainers=1,shadows=1",
+        "planner=1;loaders=1;trainers=1",
+    ],
+)
+def test_specs_that_are_none(spec):
+    with pytest.raises(LaunchError, match="planner"):
+        parse_roles(spec)

@@ -1,0 +1,89 @@
+from dataclasses import fields, replace
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from msdata_transport import Message
+from strategies import make_infos, role_messages
+
+from msdata_jax.errors import MSDataError
+from msdata_jax.roles import messages as m
+from msdata_jax.runtime import wire
+
+
+def travel(message):
+    """Encoded, its header through msgpack as on a real wire, decoded."""
+    encoded = wire.encode(message)
+    assert all(not each.dtype.hasobject and each.dtype.names is None for each in encoded.arrays)
+    header = msgpack.unpackb(msgpack.packb(encoded.header))
+    arrays = tuple(np.frombuffer(each.tobytes(), each.dtype).reshape(each.shape) for each in encoded.arrays)
+    return wire.decode(replace(encoded, header=header, arrays=arrays))
+
+
+def assert_same(sent, received):
+    assert type(received) is type(sent)
+    for each in fields(sent):
+        value, other = getattr(sent, each.name), getattr(received, each.name)
+        assert type(other) is type(value), each.name
+        if isinstance(value, np.ndarray):
+            assert other.dtype == value.dtype
+            assert other.shape == value.shape
+            assert np.array_equal(other, value), each.name
+        else:
+            assert other == value, each.name
+
+
+@pytest.mark.parametrize("kind", m.WIRE_MESSAGES, ids=lambda kind: kind.__name__)
+def test_every_message_makes_the_round_trip(kind):
+    @given(role_messages(kind))
+    def makes_the_round_trip(message):
+        assert_same(message, travel(message))
+
+    makes_the_round_trip()
+
+
+def test_messages_of_a_ranks_own_work_do_not_travel():
+    for kind in (m.Opened, m.BlockRead):
+        assert kind not in m.WIRE_MESSAGES
+    with pytest.raises(MSDataError, match="kind 'Opened' is none that roles exchange"):
+        wire.decode(wire.encode(m.Opened(source=0, num_records=1, fingerprint="f")))
+
+
+def block_ready():
+    infos = make_infos(1, [3, 4], columns=("frames",))
+    return m.BlockReady(source=1, start=0, stop=2, infos=infos, bad_positions=[], bad_reasons=[], seconds=0.5)
+
+
+def changed(**changes):
+    message = wire.encode(block_ready())
+    return replace(message, header={**message.header, **changes})
+
+
+def test_user_columns_travel():
+    assert travel(block_ready()).infos.dtype.names[-1] == "frames"
+
+
+def test_slices_travel_as_they_are():
+    infos = make_infos(0, range(10))[::3]
+    assert travel(replace(block_ready(), infos=infos)).infos["tokens"].tolist() == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message(kind="Gossip", header={"values": {}, "arrays": [], "records": {}}), "kind 'Gossip' is none"),
+        (Message(kind="Stop", header={}), "kind 'Stop' is none"),
+        (Message(kind="Stop", header={"values": {"now": 1}, "arrays": [], "records": {}}), "versions"),
+        (
+            Message(kind="Release", header={"values": {}, "arrays": [], "records": {}}),
+            r"has fields \[\]; versions",
+        ),
+        (changed(records={"infos": [["source", "<f8"]]}), "only .*'<i8'.* travel"),
+        (changed(records={"infos": [["source", "|O"]]}), "only .*'<i8'.* travel"),
+        (changed(records={"infos": [["source", "<i8"], ["part", "<i4"], ["x", "<i8"]]}), "of 20 bytes"),
+    ],
+)
+def test_what_does_not_fit_is_refused(message, says):
+    with pytest.raises(MSDataError, match=says):
+        wire.decode(message)
