@@ -78,7 +78,7 @@ class Places(NamedTuple):
 
 
 def make_mesh(dp: int, cp: int, tp: int) -> Mesh:
-    """A mesh over the first dp * cp * tp devices whose axes are of type Auto: the compiler chooses the shardings in between.
+    """The first dp * cp * tp devices, with axes of type Auto: the compiler chooses shardings in between.
 
     `jax.make_mesh` alone makes Explicit axes, under which every contraction has to name its output sharding.
     """

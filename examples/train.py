@@ -6,6 +6,7 @@ msdata launch --loaders 3 --trainers 2 examples/recipe.py -- examples/train.py  
 
 import argparse
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -65,14 +66,35 @@ def write_report(
 ) -> None:
     import report
 
-    report.write(
-        options.report,
-        recipe=recipe,
-        loader=loader,
-        mesh=dict(zip(("dp", "cp", "tp"), options.mesh, strict=True)),
-        losses=losses,
-        step_seconds=step_seconds,
-    )
+    figures, job = loader.figures.summary(), loader.job_figures
+    asked = recipe.strategy.mixture.weights_at(0, recipe.source_names)
+    content = {
+        **figures,
+        "sources": [
+            {
+                **source,
+                "share_asked": float(weight / asked.sum()),
+                "share_realised": source["share_of_tokens"],
+                "bad_samples": job["sources"][source["name"]]["bad_samples"],
+            }
+            for source, weight in zip(figures["sources"], asked, strict=True)
+        ],
+        "step_ms": {"p50": round(1000 * float(np.median(step_seconds[1:])), 1)},
+        "memory_pss_mb": {
+            "planner": job["planner"]["pss_mb"],
+            "loader": [each["pss_mb"] for each in job["loaders"]],
+            "constructor": [each["pss_mb"] for each in job["constructors"]],
+        },
+        "loss_first": losses[0],
+        "loss_last": losses[-1],
+        "losses": losses,
+        "mesh": dict(zip(("dp", "cp", "tp"), options.mesh, strict=True)),
+        "versions": {name: version(name) for name in ("msdata-jax", "jax", "numpy", "mpi4py")},
+    }
+    mflop = 1e6  # the strategy's costs are in millions of operations
+    balanced, unbalanced = np.array(loader.figures.group_costs), np.array(loader.figures.unbalanced_costs)
+    report.write(options.report, content, balanced * mflop, unbalanced * mflop)
+    report.print_report(content)
 
 
 if __name__ == "__main__":

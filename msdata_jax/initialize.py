@@ -39,7 +39,10 @@ def initialize(*, num_cpu_devices: int | None = None, use_jax: bool = True) -> P
         if num_cpu_devices is not None:
             distributed.set_cpu_devices(num_cpu_devices)
         if job is not None and num_processes > 1:
-            address = job.mpi.group_bcast(distributed.free_address() if process_index == 0 else None)
+            one_host = len({job.mpi.hosts[rank] for rank in job.placement.constructors}) == 1
+            address = job.mpi.group_bcast(
+                distributed.free_address(one_host=one_host) if process_index == 0 else None
+            )
             distributed.initialize_jax(address, process_index=process_index, num_processes=num_processes)
             job.exit_hooks.append(distributed.shutdown)
     return Processes(process_index=process_index, num_processes=num_processes)

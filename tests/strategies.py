@@ -242,10 +242,6 @@ def role_messages(kind):
     """Messages of one class from `roles.messages`."""
     values = {}
     for each in fields(kind):
-        annotation = (
-            each.type if isinstance(each.type, str) else getattr(each.type, "__name__", str(each.type))
-        )
-        if annotation == "list":
-            annotation = str(each.type)
+        annotation = each.type.__name__ if isinstance(each.type, type) else str(each.type)
         values[each.name] = _FIELDS[each.name] if each.name in _FIELDS else _KINDS[annotation]
     return st.builds(kind, **values)

@@ -19,6 +19,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -99,19 +100,27 @@ class Mixture:
             )
 
     def weights_at(self, step: int, source_names: Sequence[str]) -> np.ndarray:
-        """Integer weights of `step` in the order of `source_names`; they sum to `WEIGHT_SCALE`."""
+        """Integer weights of `step` in the order of `source_names`; they sum to `WEIGHT_SCALE`. Read-only."""
         place = max(i for i, (first, _) in enumerate(self.knots) if first <= step)
         first, now = self.knots[place]
-        shares = _shares(now, source_names)
-        if self.interpolation == "linear" and place + 1 < len(self.knots):
-            after, then = self.knots[place + 1]
-            part = Fraction(step - first, after - first)
-            shares = [a + (b - a) * part for a, b in zip(shares, _shares(then, source_names), strict=True)]
-        return scale_weights(shares)
+        weights = tuple(now[name] for name in source_names)
+        if self.interpolation == "step" or place + 1 == len(self.knots):
+            return _weights_between(weights, weights, Fraction(0))
+        after, then = self.knots[place + 1]
+        later = tuple(then[name] for name in source_names)
+        return _weights_between(weights, later, Fraction(step - first, after - first))
 
 
-def _shares(weights: Weights, source_names: Sequence[str]) -> list[Fraction]:
-    exact = [Fraction(weights[name]) for name in source_names]
+@lru_cache(maxsize=16)  # a step asks many times, and exact fractions are slow
+def _weights_between(now: tuple[float, ...], then: tuple[float, ...], part: Fraction) -> np.ndarray:
+    shares = zip(_shares(now), _shares(then), strict=True)
+    weights = scale_weights([a + (b - a) * part for a, b in shares])
+    weights.setflags(write=False)
+    return weights
+
+
+def _shares(weights: Sequence[float]) -> list[Fraction]:
+    exact = [Fraction(weight) for weight in weights]
     total = sum(exact)
     return [value / total for value in exact]
 

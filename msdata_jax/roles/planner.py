@@ -1,7 +1,7 @@
 """The planner: decides, from metadata alone, what each step delivers, and who reads and sends what."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from msdata_jax.records import BadSample, info_dtype
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Effect, Finish, Send
 from msdata_jax.roles.holdings import Holdings
+from msdata_jax.roles.joining import check_joins
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.streams import SourceStream
 
@@ -105,7 +106,9 @@ class Planner:
                 return self._begin()
             case m.BlockReady():
                 self._take_block(message)
-                return self._advance()
+                # No step can be composed before the source that it waits for is known further.
+                waits = self._wanted not in (None, message.source)
+                return self._lease() if waits else self._advance()
             case m.Delivered():
                 self._delivered[sender] = message.step
                 return [*self._release(), *self._advance()]
@@ -126,7 +129,7 @@ class Planner:
         """Build the place tree and the streams once everybody is there."""
         if len(self._joins) < len(self._placement.constructors) or len(self._opened) < len(self._opening()):
             return []
-        join = self._check_joins()
+        join = check_joins(self._joins, self._placement, self._recipe.fingerprint())
         tree = ClientPlaceTree(join.layout, self._graph.broadcast_axes)
         self._graph.check_mesh(tree)
         self._tree = tree
@@ -135,35 +138,6 @@ class Planner:
         self._clients = self._build_clients(tree)
         self._streams = [self._build_stream(source) for source in range(len(self._names))]
         return self._advance()
-
-    def _check_joins(self) -> m.Join:
-        first_rank = self._placement.constructors[0]
-        first = self._joins[first_rank]
-        if first.recipe != self._recipe.fingerprint():
-            raise LaunchError(
-                "the trainers' recipe and the data ranks' recipe differ; give `msdata launch` (or `serve`) "
-                "the same recipe file that the training script imports"
-            )
-        for rank, join in sorted(self._joins.items()):
-            for name in (each.name for each in fields(join) if each.name != "process"):
-                ours, theirs = getattr(first, name), getattr(join, name)
-                if ours != theirs:
-                    raise LaunchError(
-                        f"all training processes build their DataLoader alike; {name} is {ours} on rank "
-                        f"{first_rank} and {theirs} on rank {rank}"
-                    )
-        if first.layout.num_processes != len(self._placement.constructors):
-            raise LaunchError(
-                f"the mesh spans {first.layout.num_processes} processes; the job has "
-                f"{len(self._placement.constructors)} training ranks: initialise JAX over all of them"
-            )
-        processes = [self._joins[rank].process for rank in self._placement.constructors]
-        if sorted(processes) != sorted(set(first.process_of_device)):
-            raise LaunchError(
-                f"the training ranks {list(self._placement.constructors)} joined as processes {processes}; "
-                f"the mesh has each of {sorted(set(first.process_of_device))} once"
-            )
-        return first
 
     def _build_clients(self, tree: ClientPlaceTree) -> list[_Client]:
         rank_of_process = {join.process: rank for rank, join in self._joins.items()}

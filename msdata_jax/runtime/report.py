@@ -46,8 +46,8 @@ class StepFigures:
                     "name": name,
                     "samples": int(count),
                     "tokens": int(places),
-                    "share_of_samples": count / samples,
-                    "share_of_tokens": places / tokens,
+                    "share_of_samples": int(count) / samples,
+                    "share_of_tokens": int(places) / tokens,
                 }
                 for name, count, places in zip(self._names, self._samples, self._tokens, strict=True)
             ],

@@ -88,6 +88,11 @@ class FileRecords:
                 )
         return records
 
+    def describe(self, index: int) -> str:
+        """The record's number in its file, from 0."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return f"record {index - int(self._starts[number])} of {os.path.basename(self._paths[number])}"
+
     def fingerprint(self) -> str:
         """Digest of each file's name, size, record count, first and last 64 KiB (headers and footers)."""
         digest = hashlib.blake2b(digest_size=16)

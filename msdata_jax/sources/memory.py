@@ -71,6 +71,10 @@ class MemoryRecords:
         except Exception as error:  # noqa: BLE001 - the user's code: what it raises is a bad record
             return BadRecord(f"{type(self._data).__name__}[{index}]: {one_line(error)}")
 
+    def describe(self, index: int) -> str:
+        """The record's number, from 0."""
+        return f"record {index}"
+
     def fingerprint(self) -> str:
         """The type and the length: all that is known of data in memory without reading them."""
         return f"{type(self._data).__qualname__}:{self._num_records}"

@@ -55,6 +55,10 @@ class Records(Protocol):
         """
         ...
 
+    def describe(self, index: int) -> str:
+        """Where a record is to be found, for people; equal in every process."""
+        ...
+
     def fingerprint(self) -> str:
         """A digest that changes when the data does, without reading them all. Free of paths and times."""
         ...

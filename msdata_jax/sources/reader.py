@@ -152,7 +152,7 @@ class SourceReader:
                     columns.append(self._measure({**result, **sample}))
                     samples.append(sample)
         except BadSampleError as error:
-            return _Content(bad=str(error))
+            return _Content(bad=f"{error} ({self._records.describe(index)})")
         return _Content(samples, columns)
 
     def _measure(self, result: dict[str, Any]) -> dict[str, int]:

@@ -7,12 +7,17 @@ import jax
 from msdata_jax.errors import LaunchError
 
 
-def free_address() -> str:
-    """An address on which JAX's coordinator can listen: this host, a port that is free now."""
+def free_address(*, one_host: bool) -> str:
+    """An address on which JAX's coordinator can listen: a port that is free now, on the loopback of one host.
+
+    Args:
+        one_host: whether all training processes run on this host.
+    """
+    host = "127.0.0.1" if one_host else socket.gethostname()
     with socket.socket() as probe:
-        probe.bind(("", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
-    return f"{socket.gethostname()}:{port}"
+    return f"{host}:{port}"
 
 
 def set_cpu_devices(num_devices: int) -> None:
@@ -37,6 +42,7 @@ def initialize_jax(address: str, *, process_index: int, num_processes: int, time
     """
     jax.distributed.initialize(
         coordinator_address=address,
+        coordinator_bind_address=address if process_index == 0 else None,
         num_processes=num_processes,
         process_id=process_index,
         cluster_detection_method="deactivate",

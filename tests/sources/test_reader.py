@@ -166,7 +166,7 @@ def test_replace_gives_up_after_some_tries():
     assert [item.position for item in block.bad] == list(range(20, 41))
     assert block.infos["position"].tolist() == list(range(25, 41))
     assert block.bad[4].reason.endswith("none of the next 16 positions can replace it")
-    assert block.bad[5].reason.endswith("adds int tokens")
+    assert block.bad[5].reason.endswith("adds int tokens (record 25)")
 
 
 def test_images_with_captions(tmp_path, helpers, huggingface_file):
