@@ -8,7 +8,7 @@ import os
 import msdata_jax as msd
 
 DATA = os.environ.get("MSDATA_DEMO_DATA", "out/demo/data")
-SEQ_LEN, ROWS, PATCHES_PER_ROW, PATCH = 512, 16, 256, 16
+SEQ_LEN, ROWS, PATCHES_PER_ROW, PATCH = 2048, 8, 512, 16
 
 tokenize = msd.Tokenize(f"{DATA}/tokenizer.json")
 text = [tokenize, msd.Split(SEQ_LEN)]
@@ -42,8 +42,8 @@ recipe = msd.Recipe(
     )
     .pack(seq_len=SEQ_LEN, rows=ROWS, patches_per_row=PATCHES_PER_ROW, patch_values=PATCH * PATCH * 3)
     .cost(
-        backbone=msd.costs.transformer(num_layers=4, d_model=128, vocab_size=8192),
-        encoder=msd.costs.vit(num_layers=4, d_model=128),
+        backbone=msd.costs.transformer(num_layers=2, d_model=128, d_ff=256, vocab_size=8192),
+        encoder=msd.costs.vit(num_layers=1, d_model=128),
     )
     .distribute("dp", context_axis="cp", context_layout="zigzag")
     .balance("lpt")
