@@ -1,6 +1,6 @@
 """What the demo trains on: eight text sources in several languages and code, and two image sources.
 
-Every rank imports this file; it loads no JAX. `MSDATA_DEMO_DATA` names the folder that prepare_data.py filled.
+Every rank imports this file; it loads no JAX. `MSDATA_DEMO_DATA` names the folder of prepare_data.py.
 """
 
 import os

@@ -4,6 +4,7 @@ MSDataError
 ├── RecipeError          a recipe, strategy, mesh or spec that breaks a rule; known before training
 ├── SourceError          a source that cannot be opened or read at all
 ├── BadSampleError       a sample that cannot be read, where the source's policy says so
+├── PlanError            a step plan breaks one of its own laws: a fault of the strategy, never of the data
 ├── JobFailed            another rank of the job failed; carries that rank's own message
 └── LaunchError          ranks that cannot form a job: roles missing, MPI absent, recipes that differ
 
@@ -27,7 +28,11 @@ class BadSampleError(MSDataError):
     """A sample cannot be read and the policy of its source does not allow to go on without it."""
 
 
-class JobFailed(MSDataError):  # noqa: N818 - the name says what happened
+class PlanError(MSDataError):
+    """A step plan breaks one of its own laws; a fault of the strategy, never of the data."""
+
+
+class JobFailed(MSDataError):
     """Another rank of the job failed.
 
     Attributes:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-
 from msdata_jax.batching.assembly import RowFormat, field_shapes
 from msdata_jax.batching.context import context_order
 from msdata_jax.errors import JobFailed, LaunchError, RecipeError
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 class DataLoader:
     """Iterates over the steps of a recipe.
 
-    Each step is a dict of arrays (fields: `batching.assembly`): global `jax.Array`s in the sharding of `specs`
-    when a mesh is given, else the numpy rows of the whole batch. Started alone it runs planner and loaders on
-    threads of this process; under `msdata launch` they are ranks of their own.
+    Each step is a dict of arrays (fields: `batching.assembly`): global `jax.Array`s in the sharding of
+    `specs` when a mesh is given, else the numpy rows of the whole batch. Started alone it runs planner and
+    loaders on threads of this process; under `msdata launch` they are ranks of their own.
 
     Args:
         recipe: what to deliver.
@@ -73,7 +72,9 @@ class DataLoader:
             raise RecipeError(f"num_steps is at least 0, got {num_steps}")
         job = current_job()
         if job is None and is_launched():
-            raise LaunchError("call msd.initialize() at the top of the training script, before the DataLoader")
+            raise LaunchError(
+                "call msd.initialize() at the top of the training script, before the DataLoader"
+            )
         graph = recipe.strategy
         layout = _layout(mesh, graph)
         form = _row_format(graph, ClientPlaceTree(layout, graph.broadcast_axes))
@@ -244,22 +245,27 @@ def _check_specs(
                 f"every field cuts its rows alike; specs['tokens'] cuts them along {row_axes!r}, "
                 f"specs[{name!r}] along {spec[0]!r}"
             )
-        if spread.context_layout == "zigzag" and name != "patches" and _as_tuple(spec[1]) != _as_tuple(spread.context_axis):
+        if (
+            spread.context_layout == "zigzag"
+            and name != "patches"
+            and _as_tuple(spec[1]) != _as_tuple(spread.context_axis)
+        ):
             raise RecipeError(
-                f"distribute(context_axis={spread.context_axis!r}, context_layout='zigzag') orders the places for "
-                f"that axis; specs[{name!r}] cuts them along {spec[1]!r}"
+                f"distribute(context_axis={spread.context_axis!r}, context_layout='zigzag') orders the "
+                f"places for that axis; specs[{name!r}] cuts them along {spec[1]!r}"
             )
     wanted = _as_tuple(spread.axis)
     if _as_tuple(row_axes)[: len(wanted)] != wanted:
         raise RecipeError(
-            f"distribute({spread.axis!r}) balances the parts along that axis; specs['tokens'] cuts rows along {row_axes!r}"
+            f"distribute({spread.axis!r}) balances the parts along that axis; "
+            f"specs['tokens'] cuts rows along {row_axes!r}"
         )
     broadcast = set(tree.broadcast_axes) & set(_as_tuple(row_axes))
     if broadcast:
-        raise RecipeError(f"broadcast_at{tree.broadcast_axes} repeats rows along axes that cut them: {sorted(broadcast)}")
+        raise RecipeError(
+            f"broadcast_at{tree.broadcast_axes} repeats rows along axes that cut them: {sorted(broadcast)}"
+        )
 
 
 def _as_tuple(axes: Axes) -> tuple[str, ...]:
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-
-

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msdata_jax.errors import MSDataError
+from msdata_jax.errors import PlanError as PlanError
 
 PLAN_VERSION = 1
-
-
-class PlanError(MSDataError):
-    """A step plan breaks one of its own laws; a fault of the strategy, never of the data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """The recipe: which sources, which strategy, which seed. Frozen values that every rank builds alike."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Protocol
 
 from msdata_jax.errors import RecipeError
@@ -17,16 +18,17 @@ class Source:
 
     Attributes:
         data: anything with grain's random-access protocol (`__len__`, `__getitem__`; batched `__getitems__`
-            or `_getitems` where there is one), a `grain.MapDataset`, or a path or glob of files: `.arrayrecord`
-            or `.array_record`, `.parquet`, `.jsonl` (one JSON object a line), `.tar` (WebDataset).
+            or `_getitems` where there is one), a `grain.MapDataset`, or a path or glob of files:
+            `.arrayrecord` or `.array_record`, `.parquet`, `.jsonl` (one JSON object a line), `.tar`
+            (WebDataset).
         transforms: applied in order to each record; callables, or grain's `Map`, `RandomMap`, `Filter`. A
             callable returns the new sample, a list of samples (a split), or None to leave the record out.
         measure: turns a transformed sample into metadata columns (int64) beyond `tokens`, `patches` and
             `num_bytes`; mixtures and costs may use them.
         columns: names of the columns that `measure` returns.
         on_bad_sample: what a record that cannot be read or transformed does: `raise` ends the data at the
-            step that would deliver it, `skip` leaves it out, `replace` takes the next readable position's content.
-        max_bad_samples: how many bad records may be met before the data ends with an error; None for no limit.
+            step that needs it, `skip` leaves it out, `replace` takes the next readable position's content.
+        max_bad_samples: how many bad records may be met before the data ends with an error; None for any.
         shuffle: visit each epoch in an order of its own (a permutation by seed, source and epoch).
         block_size: consecutive positions that are leased, read and reported together.
         options: format options for the reader, such as `{"columns": ("text",)}` for Parquet.
@@ -65,9 +67,11 @@ class Strategy(Protocol):
 
     def check(self, source_names: Sequence[str], columns: Sequence[str]) -> None:
         """Raise RecipeError where the strategy does not fit the sources and their metadata columns."""
+        ...
 
     def describe(self) -> str:
         """A text that is equal for equal strategies, in every process."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,9 @@ class Recipe:
             raise RecipeError("a recipe needs at least one source; sources is empty")
         for name, source in self.sources.items():
             if not isinstance(source, Source):
-                raise RecipeError(f"sources[{name!r}] is a {type(source).__name__}; wrap it in msd.Source(...)")
+                raise RecipeError(
+                    f"sources[{name!r}] is a {type(source).__name__}; wrap it in msd.Source(...)"
+                )
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed is between 0 and 2**63 - 1, got {self.seed}")
         self.strategy.check(self.source_names, self.columns)
@@ -111,15 +117,25 @@ class Recipe:
     def fingerprint(self) -> str:
         """A digest that is equal in every process that built the same recipe (hex, 16 bytes).
 
-        It covers the seed, the strategy, and each source's name, policy, shuffling and blocks; data and
-        transforms enter by their type and, where they are plain paths, by value.
+        It covers the seed, the strategy, and each source's fields. Paths and dataclasses (the transforms of
+        this package) enter by value, other objects and functions by name.
         """
         lines = [f"seed={self.seed}", self.strategy.describe()]
         for name, source in self.sources.items():
-            data = source.data if isinstance(source.data, str) else type(source.data).__qualname__
-            transforms = [getattr(t, "__qualname__", type(t).__qualname__) for t in source.transforms]
-            lines.append(
-                f"{name}: {data} {transforms} {source.on_bad_sample} {source.max_bad_samples} "
-                f"{source.shuffle} {source.block_size} {source.columns}"
-            )
+            lines.append(f"{name}: {[_text_of(getattr(source, each.name)) for each in fields(source)]}")
         return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+def _text_of(value: Any) -> str:
+    """A text that is equal for equal values in every process, and free of addresses."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return repr(value)
+    if hasattr(value, "__fspath__"):
+        return repr(value.__fspath__())
+    if isinstance(value, Mapping):
+        return str({str(key): _text_of(each) for key, each in value.items()})
+    if isinstance(value, tuple):
+        return str([_text_of(each) for each in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return str(getattr(value, "__qualname__", type(value).__qualname__))

@@ -36,11 +36,11 @@ def serve(recipe: Recipe, role: str, *, num_threads: int = 1) -> int:
             run_loader(recipe, placement, mpi.endpoint, num_threads)
     except JobFailed as failed:
         if failed.rank == mpi.endpoint.rank:
-            print(f"msdata: rank {failed.rank} ({role}) failed:\n{failed.message}", file=sys.stderr, flush=True)  # noqa: T201
+            print(  # noqa: T201
+                f"msdata: rank {failed.rank} ({role}) failed:\n{failed.message}", file=sys.stderr, flush=True
+            )
         mpi.leave(ok=False)
         time.sleep(LINGER_SECONDS)
         os._exit(1)
     mpi.leave(ok=True)
     return 0
-
-

@@ -21,16 +21,39 @@ class JobResult:
 
 
 def environment(data: Path, **extra: str) -> dict[str, str]:
-    return {**os.environ, "MSDATA_TEST_DATA": str(data), "JAX_PLATFORMS": "cpu", "TOKENIZERS_PARALLELISM": "false", **extra}
+    return {
+        **os.environ,
+        "MSDATA_TEST_DATA": str(data),
+        "JAX_PLATFORMS": "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+        **extra,
+    }
 
 
 def launch_line(loaders: int, trainers: int, *train: str, recipe: Path = JOBS / "recipe.py") -> list[str]:
-    line = [sys.executable, "-m", "msdata_jax", "launch", "--loaders", str(loaders), "--trainers", str(trainers)]
+    line = [
+        sys.executable,
+        "-m",
+        "msdata_jax",
+        "launch",
+        "--loaders",
+        str(loaders),
+        "--trainers",
+        str(trainers),
+    ]
     return [*line, str(recipe), "--", *train]
 
 
 def run_job(
-    data: Path, out: Path, *, mesh: str, steps: int, variant: str, loaders: int, trainers: int, explicit: bool = False
+    data: Path,
+    out: Path,
+    *,
+    mesh: str,
+    steps: int,
+    variant: str,
+    loaders: int,
+    trainers: int,
+    explicit: bool = False,
 ) -> JobResult:
     """Run `train.py`: in one process when `loaders` is 0, else under mpiexec."""
     train = [str(JOBS / "train.py"), mesh, str(steps), str(out), *(["explicit"] if explicit else [])]

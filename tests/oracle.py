@@ -12,8 +12,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from msdata_jax.records import IMAGE_TOKEN
 from msdata_jax.recipe import Recipe
+from msdata_jax.records import IMAGE_TOKEN
 from msdata_jax.sources.reader import SourceReader
 
 WEIGHT_SCALE = 1 << 24
@@ -57,7 +57,8 @@ def _merge(recipe: Recipe, groups: int, context_parts: int, streams: list) -> It
     while True:
         weights = [int(w) for w in graph.mixture.weights_at(step, names)]
         drawn_units, pool, places = [0] * len(names), list(carry), sum(d["length"] for d in carry)
-        while places < (pack.rows + 1) * pack.seq_len:
+        most = (pack.rows + 1) * pack.max_segments_per_row if pack.max_segments_per_row else math.inf
+        while places < (pack.rows + 1) * pack.seq_len and len(pool) < most:
             s = next_source(weights, credit, drawn_units, upcoming, graph.mixture.unit)
             if upcoming[s] is None:
                 break
@@ -69,14 +70,18 @@ def _merge(recipe: Recipe, groups: int, context_parts: int, streams: list) -> It
         if not pool:
             return
         total = sum(drawn_units)
-        credit = [c + total * w - WEIGHT_SCALE * u for c, w, u in zip(credit, weights, drawn_units, strict=True)]
+        credit = [
+            c + total * w - WEIGHT_SCALE * u for c, w, u in zip(credit, weights, drawn_units, strict=True)
+        ]
         rows, carry = pack_rows(recipe, pool, len(carry))
         order = balance_rows(recipe, rows, groups)
         yield write_rows(recipe, [rows[r] for r in order], context_parts)
         step += 1
 
 
-def next_source(weights: list[int], credit: list[int], drawn: list[int], upcoming: list, unit_name: str) -> int:
+def next_source(
+    weights: list[int], credit: list[int], drawn: list[int], upcoming: list, unit_name: str
+) -> int:
     """Whose turn it is: streams are paired two at a time, the lightest first, and the one due first goes on.
 
     A pair is due by its own weight, credit and units drawn, like a single stream.
@@ -118,7 +123,12 @@ def pack_rows(recipe: Recipe, pool: list[dict], num_carried: int) -> tuple[list[
             room = pack.seq_len - sum(pool[j]["length"] for j in row) - pool[i]["length"]
             patches = sum(int(pool[j]["info"]["patches"]) for j in [*row, i])
             full = pack.max_segments_per_row is not None and len(row) >= pack.max_segments_per_row
-            if room >= 0 and patches <= pack.patches_per_row and not full and (best is None or room < best[0]):
+            if (
+                room >= 0
+                and patches <= pack.patches_per_row
+                and not full
+                and (best is None or room < best[0])
+            ):
                 best = (room, row)
         if best is not None:
             best[1].append(i)
@@ -132,7 +142,11 @@ def balance_rows(recipe: Recipe, rows: list[list[dict]], groups: int) -> list[in
     graph = recipe.strategy
     costs = []
     for row in rows:
-        infos = np.array([d["info"] for d in row]) if row else np.empty(0, dtype=[("tokens", "i8"), ("patches", "i8")])
+        infos = (
+            np.array([d["info"] for d in row])
+            if row
+            else np.empty(0, dtype=[("tokens", "i8"), ("patches", "i8")])
+        )
         parts = [cost for cost in (graph.backbone_cost, graph.encoder_cost) if cost is not None]
         costs.append(int(sum(cost(infos).sum() for cost in parts)) if parts else int(infos["tokens"].sum()))
     order = []
@@ -151,7 +165,9 @@ def deal(rows: list[int], costs: list[int], groups: int, method: str) -> list[li
     dealt: list[list[int]] = [[] for _ in range(groups)]
     for rank, row in enumerate(sorted(rows, key=lambda r: (-costs[r], r))):
         if method == "lpt":
-            target = min((g for g in dealt if len(g) < size), key=lambda g: (sum(costs[r] for r in g), dealt.index(g)))
+            target = min(
+                (g for g in dealt if len(g) < size), key=lambda g: (sum(costs[r] for r in g), dealt.index(g))
+            )
         else:
             lap, place = divmod(rank, groups)
             target = dealt[place if lap % 2 == 0 else groups - 1 - place]

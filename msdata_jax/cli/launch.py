@@ -24,7 +24,9 @@ STOP_SECONDS = 5.0
 @click.command("launch", context_settings={"ignore_unknown_options": True})
 @click.option("--loaders", default=2, show_default=True, type=click.IntRange(1), help="Source loader ranks.")
 @click.option("--trainers", default=1, show_default=True, type=click.IntRange(1), help="Training processes.")
-@click.option("--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads a loader.")
+@click.option(
+    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads a loader."
+)
 @click.option("--dry-run", is_flag=True, help="Print the mpiexec command and stop.")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -59,7 +61,9 @@ def command_line(
     """
     mpiexec = find_mpiexec()
     if mpiexec is None:
-        raise LaunchError("no mpiexec beside this Python or on PATH; `pip install 'msdata-jax[mpi]'` brings one")
+        raise LaunchError(
+            "no mpiexec beside this Python or on PATH; `pip install 'msdata-jax[mpi]'` brings one"
+        )
     data = [sys.executable, "-m", "msdata_jax", "serve", "--threads", str(threads), "--role"]
     return [
         mpiexec,
@@ -73,8 +77,13 @@ def run_until_done(line: list[str]) -> int:
     """Run mpiexec; on an interrupt or SIGTERM end all ranks. Returns the exit status."""
     environment = {name: value for name, value in os.environ.items() if name != ROLE_VARIABLE}
     environment.setdefault("PYTHONUNBUFFERED", "1")
-    # A session of its own: the terminal's Ctrl-C reaches this process alone, which then ends the ranks in order.
-    with subprocess.Popen(line, env=environment, start_new_session=True, preexec_fn=_die_with_parent) as process:
+    # A session of its own: the terminal's Ctrl-C reaches this process alone, which ends the ranks in order.
+    with subprocess.Popen(
+        line,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,  # noqa: PLW1509 - no threads here
+    ) as process:
         received: list[int] = []
 
         def stop(signum: int, _frame: object) -> None:

@@ -37,7 +37,7 @@ def command(role: str | None, roles: str | None, threads: int, recipe: Path, tra
         if rank is None:
             raise LaunchError(
                 "--roles needs a rank from mpiexec or srun, and this process has none (no PMI_RANK, "
-                "OMPI_COMM_WORLD_RANK or SLURM_PROCID): start it with mpiexec -n N, srun -n N or `msdata launch`"
+                "OMPI_COMM_WORLD_RANK or SLURM_PROCID): start it with mpiexec -n N or srun -n N"
             )
         role = role_of_rank(roles, rank)
     assert role is not None
@@ -54,6 +54,8 @@ def command(role: str | None, roles: str | None, threads: int, recipe: Path, tra
 def _become_trainer(train: tuple[str, ...]) -> int:
     """Go on as `python train.py ...`, in this very process, which keeps its place in the MPI job."""
     if not train:
-        raise click.UsageError("a training rank needs its script: msdata serve ... recipe.py -- train.py [args]")
+        raise click.UsageError(
+            "a training rank needs its script: msdata serve ... recipe.py -- train.py [args]"
+        )
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *train])

@@ -324,14 +324,18 @@ class DGraph:
     def _num_draws(self, state: StreamState, draws: Draws, lengths: Sequence[np.ndarray]) -> int | None:
         """How many draws fill the pool; None when the certain ones do not."""
         pack = _given(self.packing)
-        missing = pack.pool_tokens - int(_places(state.carry, pack).sum())
-        if missing <= 0:
+        missing_tokens = pack.pool_tokens - int(_places(state.carry, pack).sum())
+        missing_segments = pack.pool_segments - len(state.carry)
+        if missing_tokens <= 0 or missing_segments <= 0:
             return 0
         stacked = np.concatenate(lengths) if lengths else np.empty(0, dtype=np.int64)
         first = np.cumsum([0, *(len(each) for each in lengths)])
-        filled = np.cumsum(stacked[first[draws.source] + draws.index])
-        place = int(np.searchsorted(filled, missing))
-        return place + 1 if place < len(filled) else None
+        drawn = stacked[first[draws.source] + draws.index]  # 0 for those that will be dropped
+        enough = 1 + min(
+            int(np.searchsorted(np.cumsum(drawn), missing_tokens)),
+            int(np.searchsorted(np.cumsum(drawn > 0), missing_segments)),
+        )
+        return enough if enough <= len(drawn) else None
 
     def _refuse_oversize(self, step: int, fresh: np.ndarray, source_names: Sequence[str]) -> None:
         pack = _given(self.packing)

@@ -52,6 +52,11 @@ class Pack:
             raise RecipeError(f"pack(oversize=...) is 'raise', 'drop' or 'truncate', got {self.oversize!r}")
 
     @property
+    def pool_segments(self) -> int:
+        """Samples to choose from at most: what the rows and one row more can hold."""
+        return (self.rows + 1) * (self.max_segments_per_row or self.seq_len)
+
+    @property
     def pool_tokens(self) -> int:
         """Places that the samples to choose from should fill together: the rows and one row more."""
         return (self.rows + 1) * self.seq_len

@@ -87,7 +87,7 @@ def join_as_trainer() -> TrainingJob | None:
         if size is not None and size > 1:
             raise LaunchError(
                 f"mpiexec or srun started {size} processes, none of them a data rank. Start the job with "
-                f"`msdata launch --loaders 3 --trainers {size} recipe.py -- train.py`, or start every rank as "
+                f"`msdata launch --loaders 3 --trainers {size} recipe.py -- train.py`, or every rank as "
                 f"`msdata serve --roles planner=1,loaders=3,trainers={size} recipe.py -- train.py`"
             )
         return None
@@ -117,22 +117,24 @@ def _install_exit_hooks(job: TrainingJob) -> None:
         _flush()
         os._exit(1)
 
-    def on_exit() -> None:
-        if not job.left and not job.failed:
-            job.failed = True
-            message = f"training process {job.process_index} ended before it closed its DataLoader"
-            print(f"msdata: {message}", file=sys.stderr)  # noqa: T201
-            if job.on_failure is not None:
-                job.on_failure(message)
-        if job.failed:
-            _flush()
-            os._exit(1)
-        for hook in job.exit_hooks:
-            hook()
-        job.mpi.leave(ok=True)
-
     sys.excepthook = on_exception
-    atexit.register(on_exit)
+    atexit.register(_leave, job)
+
+
+def _leave(job: TrainingJob) -> None:
+    """At exit: in order when the DataLoader was closed, at once when anything failed."""
+    if not job.left and not job.failed:
+        job.failed = True
+        message = f"training process {job.process_index} ended before it closed its DataLoader"
+        print(f"msdata: {message}", file=sys.stderr)  # noqa: T201
+        if job.on_failure is not None:
+            job.on_failure(message)
+    if job.failed:
+        _flush()
+        os._exit(1)
+    for hook in job.exit_hooks:
+        hook()
+    job.mpi.leave(ok=True)
 
 
 def _show_common_failure(job: TrainingJob, error: JobFailed | BadSampleError) -> None:

@@ -1,6 +1,6 @@
 """The one loop: carries messages between a role and its endpoint, runs its background work, and waits.
 
-It holds no policy. A role that raises is told so as `Failed`; the planner turns that into `Abort` for everybody.
+It holds no policy. A role that raises is told so as `Failed`; the planner turns that into `Abort` for all.
 """
 
 import time

@@ -72,8 +72,8 @@ class TrainerSide:
                 item = self._steps.get(timeout=timeout_seconds)
             except queue.Empty:
                 raise MSDataError(
-                    f"no step came within {timeout_seconds:g} s; a loader is slow or stuck: "
-                    f"raise step_seconds=, or look at the source that `msdata doctor` and the loaders' output name"
+                    f"no step came within {timeout_seconds:g} s; a loader is slow or stuck, or another "
+                    f"training process takes no steps: raise DataLoader(step_seconds=...) if that is to be expected"
                 ) from None
             if isinstance(item, Step):
                 self._loop.post(m.Delivered(step=item.expect.step))

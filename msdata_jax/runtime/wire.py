@@ -13,7 +13,6 @@ _KINDS = {kind.__name__: kind for kind in WIRE_MESSAGES}
 _RECORD_FIELD_DTYPES = ("<i4", "<i8")
 
 
-
 def encode(message: RoleMessage) -> Message:
     """The transport message of a role message."""
     values: dict[str, Any] = {}
@@ -45,12 +44,19 @@ def decode(message: Message) -> RoleMessage:
     header = message.header
     if kind is None or set(header) != {"values", "arrays", "records"}:
         raise MSDataError(f"a message of kind {message.kind!r} is none that roles exchange")
+    if len(header["arrays"]) != len(message.arrays) or not set(header["records"]) <= set(header["arrays"]):
+        raise MSDataError(
+            f"a {message.kind} message names the arrays {header['arrays']} and has {len(message.arrays)}, "
+            f"records {sorted(header['records'])}"
+        )
     arrays = dict(zip(header["arrays"], message.arrays, strict=True))
     for name, described in header["records"].items():
         arrays[name] = _as_records(message.kind, arrays[name], described)
     values = {**header["values"], **arrays}
     if set(values) != {each.name for each in fields(kind)}:
-        raise MSDataError(f"a {message.kind} message has fields {sorted(values)}; versions of msdata_jax differ")
+        raise MSDataError(
+            f"a {message.kind} message has fields {sorted(values)}; versions of msdata_jax differ"
+        )
     return kind(**values)
 
 

@@ -41,7 +41,8 @@ class ArrayEmitter:
         shape = self._shapes[name]
         windows: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
-        def window(index: tuple[slice, ...]) -> np.ndarray:
+        def window(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # JAX gives one for every array that has dims
             bounds = tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
             if bounds not in windows:
                 first = int(np.searchsorted(self._rows, bounds[0][0]))

@@ -31,11 +31,14 @@ def set_cpu_devices(num_devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", num_devices)
     except RuntimeError as error:
         raise LaunchError(
-            f"msd.initialize(num_cpu_devices={num_devices}) must come before the first use of JAX's devices: {error}"
+            f"msd.initialize(num_cpu_devices={num_devices}) must come before the first use of JAX's devices: "
+            f"{error}"
         ) from error
 
 
-def initialize_jax(address: str, *, process_index: int, num_processes: int, timeout_seconds: int = 120) -> None:
+def initialize_jax(
+    address: str, *, process_index: int, num_processes: int, timeout_seconds: int = 120
+) -> None:
     """`jax.distributed.initialize` over the training processes.
 
     Cluster detection stays off: under MPI or Slurm it would count the data ranks too.

@@ -32,5 +32,6 @@ sources = {"good": msd.Source(Records(), [explode], shuffle=False), "other": msd
 if FAULT == "missing":
     sources["other"] = msd.Source("/nowhere/at/all.parquet")
 recipe = msd.Recipe(
-    sources=sources, strategy=msd.DGraph().mix({"good": 1, "other": 1}).pack(seq_len=16, rows=4).distribute("dp")
+    sources=sources,
+    strategy=msd.DGraph().mix({"good": 1, "other": 1}).pack(seq_len=16, rows=4).distribute("dp"),
 )

@@ -1,4 +1,4 @@
-"""Small real data for the jobs that tests start: text of the standard library in three formats, images in tar."""
+"""Small real data for the jobs that tests start: text of the standard library in three formats, images."""
 
 import io
 import json
@@ -34,7 +34,9 @@ def make_data(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(paragraphs[:200], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
 

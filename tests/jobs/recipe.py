@@ -1,4 +1,4 @@
-"""The recipe of the jobs that tests start; `MSDATA_TEST_DATA` names the data, `MSDATA_TEST_VARIANT` a variant."""
+"""The recipe of the jobs that tests start: data in `MSDATA_TEST_DATA`, a variant in `MSDATA_TEST_VARIANT`."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,9 @@ MESHES = {
 }
 
 
-def make_recipe(folder: Path, *, cp: bool = False, broadcast: tuple[str, ...] = (), stop: bool = False) -> msd.Recipe:
+def make_recipe(
+    folder: Path, *, cp: bool = False, broadcast: tuple[str, ...] = (), stop: bool = False
+) -> msd.Recipe:
     """Three text sources and one of images; one image is bad and skipped."""
     tokenize = msd.Tokenize(str(folder / "tokenizer.json"))
     text = [tokenize, msd.Split(SEQ_LEN)]
@@ -36,7 +38,10 @@ def make_recipe(folder: Path, *, cp: bool = False, broadcast: tuple[str, ...] = 
             encoder=msd.costs.vit(num_layers=2, d_model=64, patch_values=PATCH * PATCH * 3),
         )
         .distribute(
-            "dp", microbatches=2, context_axis="cp" if cp else None, context_layout="zigzag" if cp else "contiguous"
+            "dp",
+            microbatches=2,
+            context_axis="cp" if cp else None,
+            context_layout="zigzag" if cp else "contiguous",
         )
         .balance("lpt")
         .broadcast_at(*broadcast)

@@ -18,7 +18,9 @@ def main() -> None:
     mesh_name, steps, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     sizes = MESHES[mesh_name]
     num_devices = int(np.prod(list(sizes.values())))
-    processes = msd.initialize(num_cpu_devices=num_devices // int(os.environ.get("MSDATA_TEST_TRAINERS", "1")))
+    processes = msd.initialize(
+        num_cpu_devices=num_devices // int(os.environ.get("MSDATA_TEST_TRAINERS", "1"))
+    )
     import jax
     from jax.sharding import AxisType
 
@@ -44,7 +46,12 @@ def main() -> None:
             place = out / f"step{step:03d}-process{processes.process_index}"
             np.savez(place.with_suffix(".npz"), **shards)
             place.with_suffix(".json").write_text(json.dumps({"windows": windows, "shapes": shapes}))
-    report = {"digests": digests, "sums": sums, "job": dict(loader.job_figures), "steps": loader.figures.summary()}
+    report = {
+        "digests": digests,
+        "sums": sums,
+        "job": dict(loader.job_figures),
+        "steps": loader.figures.summary(),
+    }
     (out / f"report{processes.process_index}.json").write_text(json.dumps(report))
 
 

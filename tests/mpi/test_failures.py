@@ -178,7 +178,14 @@ def test_leaving_early_is_an_orderly_end(start) -> None:
 def test_trainers_without_data_ranks_are_told_how_to_start() -> None:
     from msdata_transport import find_mpiexec
 
-    line = [find_mpiexec(), "-n", "2", sys.executable, "-c", "import msdata_jax as msd; msd.initialize(use_jax=False)"]
+    line = [
+        find_mpiexec(),
+        "-n",
+        "2",
+        sys.executable,
+        "-c",
+        "import msdata_jax as msd; msd.initialize(use_jax=False)",
+    ]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "none of them a data rank" in done.stdout + done.stderr
@@ -189,7 +196,15 @@ def test_spmd_start_by_a_spec_of_roles(tmp_path: Path) -> None:
     from msdata_transport import find_mpiexec
 
     serve = [sys.executable, "-m", "msdata_jax", "serve", "--roles", "planner=1,loaders=2,trainers=2"]
-    line = [find_mpiexec(), "-n", "5", *serve, str(JOBS / "faulty_recipe.py"), "--", str(JOBS / "faulty_train.py")]
+    line = [
+        find_mpiexec(),
+        "-n",
+        "5",
+        *serve,
+        str(JOBS / "faulty_recipe.py"),
+        "--",
+        str(JOBS / "faulty_train.py"),
+    ]
     env = environment(tmp_path, MSDATA_TEST_FAULT="leave")
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -31,10 +31,15 @@ def rows_of(batch: dict[str, np.ndarray], context_parts: int) -> set[bytes]:
     order = np.arange(length)
     if context_parts > 1:
         chunks = order.reshape(2 * context_parts, -1)
-        order = np.concatenate([chunks[[i, 2 * context_parts - 1 - i]].reshape(-1) for i in range(context_parts)])
+        order = np.concatenate(
+            [chunks[[i, 2 * context_parts - 1 - i]].reshape(-1) for i in range(context_parts)]
+        )
     back = np.argsort(order)
     fields = [batch[name] if name == "patches" else batch[name][:, back] for name in sorted(batch)]
-    return {b"".join(np.ascontiguousarray(field[row]).tobytes() for field in fields) for row in range(len(fields[0]))}
+    return {
+        b"".join(np.ascontiguousarray(field[row]).tobytes() for field in fields)
+        for row in range(len(fields[0]))
+    }
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +55,14 @@ def test_delivers_what_the_plain_loop_delivers(
 ) -> None:
     mesh, variant, loaders, trainers, explicit = case
     result = run_job(
-        job_data, tmp_path, mesh=mesh, steps=STEPS, variant=variant, loaders=loaders, trainers=trainers, explicit=explicit
+        job_data,
+        tmp_path,
+        mesh=mesh,
+        steps=STEPS,
+        variant=variant,
+        loaders=loaders,
+        trainers=trainers,
+        explicit=explicit,
     )
     results[case] = result
     sizes = MESHES[mesh]
