@@ -73,7 +73,7 @@ class TrainerSide:
             except queue.Empty:
                 raise MSDataError(
                     f"no step came within {timeout_seconds:g} s; a loader is slow or stuck, or another "
-                    f"training process takes no steps: raise DataLoader(step_seconds=...) if that is to be expected"
+                    "training process takes no steps: raise DataLoader(step_seconds=...) where that is normal"
                 ) from None
             if isinstance(item, Step):
                 self._loop.post(m.Delivered(step=item.expect.step))

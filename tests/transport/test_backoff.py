@@ -22,3 +22,10 @@ def test_traffic_starts_over() -> None:
 
 def test_before_any_traffic_it_sleeps() -> None:
     assert Backoff().pause(0.0) == 50e-6
+
+
+def test_sleeps_stay_short_while_bytes_are_under_way():
+    backoff = Backoff()
+    backoff.traffic(1.0)
+    assert [backoff.pause(1.0 + t, moving=True) for t in (1e-3, 2e-3, 4e-3)] == [50e-6] * 3
+    assert [backoff.pause(1.0 + t, moving=True) for t in (6e-3, 7e-3, 8e-3)] == [50e-6, 100e-6, 200e-6]

@@ -27,6 +27,9 @@ class FakeWire:
         self.lost: set[int] = set()
         self.num_refusals = 0  # how many calls find MPI unwilling
 
+    def anything(self) -> bool:
+        return bool(self.lost) or any(to == self.rank and runs for (_, to), runs in self.net.runs.items())
+
     def probe(self, rank: int) -> int | None:
         runs = self.net.runs[rank, self.rank]
         if not runs and rank in self.lost:

@@ -50,15 +50,23 @@ class MpiWire:
         self._comm = comm
         self._status = MPI.Status()
         self._byte = MPI.BYTE
+        self._any = MPI.ANY_SOURCE
         self._null = MPI.REQUEST_NULL
         self._error = MPI.Exception
         # Where MPI has no such class, mpi4py gives it the number of ERR_UNKNOWN.
         self._lost = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
 
-    def probe(self, rank: int) -> int | None:
+    def anything(self) -> bool:
         # Iprobe looks first and lets messages in afterwards, so one call alone finds them a sleep too late.
+        # Asking about all ranks is safe when one is dead; receiving from any rank would not be.
         try:
-            found = self._comm.Iprobe(rank, _TAG, self._status) or self._comm.Iprobe(rank, _TAG, self._status)
+            return self._comm.Iprobe(self._any, _TAG) or self._comm.Iprobe(self._any, _TAG)
+        except self._error:  # somebody failed: ask each rank, to learn who
+            return True
+
+    def probe(self, rank: int) -> int | None:
+        try:
+            found = self._comm.Iprobe(rank, _TAG, self._status)
             return self._status.Get_count(self._byte) if found else None
         except self._error as error:
             self._judge(rank, error)

@@ -40,6 +40,10 @@ _Waits = Generator[None, None, None]
 class Wire(Protocol[Pending]):
     """Ordered runs of bytes between numbered ranks, nonblocking. A call may raise PeerLost for its `rank`."""
 
+    def anything(self) -> bool:
+        """Whether something may have come from any rank; lets in what is on its way."""
+        ...
+
     def probe(self, rank: int) -> int | None:
         """Size of the next run from `rank` for which no receive was started, or None."""
         ...
@@ -70,11 +74,22 @@ class _Peer(Generic[Pending]):
         self.closed = False  # it said so
         self.talked = False  # something went or came
         self.told = False  # that this rank closed
+        self.reading = False  # between the first bytes of a message and its last
         self.reader: _Waits
 
     @property
     def gone(self) -> bool:
         return self.closed or self.lost is not None
+
+    @property
+    def moving(self) -> bool:
+        """Whether bytes are under way that need this rank to look again soon."""
+        return self.reading or bool(self.sending)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do even if nothing came."""
+        return self.moving or bool(self.posting or self.waiting)
 
     @property
     def left(self) -> bool:
@@ -202,7 +217,8 @@ class PolledEndpoint(Generic[Pending]):
         if self._moved:
             self._moved = False
             self._backoff.traffic(now)
-        seconds = min(self._backoff.pause(now), deadline - now)
+        moving = any(peer.moving for peer in self._others.values() if not peer.gone)
+        seconds = min(self._backoff.pause(now, moving=moving), deadline - now)
         if seconds > 0:
             time.sleep(seconds)  # waiting for `wake` instead would cost an idle rank twice the CPU
 
@@ -233,8 +249,11 @@ class PolledEndpoint(Generic[Pending]):
             self._advance(peer)
 
     def _advance_all(self) -> None:
+        # One question for all: an idle rank's look costs the same for two peers and for hundreds.
+        anything = self._wire.anything()
         for peer in self._others.values():
-            self._advance(peer)
+            if anything or peer.busy:
+                self._advance(peer)
 
     def _advance(self, peer: _Peer[Pending]) -> None:
         """Do for one peer all that can be done without waiting."""
@@ -274,7 +293,7 @@ class PolledEndpoint(Generic[Pending]):
         """Read a peer until it closes; yields wherever it has to wait for the wire."""
         while not peer.closed:
             num_bytes = yield from self._probe(peer)
-            peer.talked = True
+            peer.talked = peer.reading = True
             if num_bytes > self._limits.max_head_bytes:
                 raise BadFrame(
                     f"too many bytes in a head: {num_bytes}, at most {self._limits.max_head_bytes}"
@@ -282,10 +301,12 @@ class PolledEndpoint(Generic[Pending]):
             data = bytearray(num_bytes)
             yield from self._finish(peer, (yield from self._take(peer, data)))
             if num_bytes == _CONTROL.size:
+                peer.reading = False
                 self._obey(peer, _CONTROL.unpack(data)[0])
                 continue
             head = decode_head(data, self._limits)
             arrays = yield from self._read_arrays(peer, head)
+            peer.reading = False
             self._inbox.append((peer.rank, Message(kind=head.kind, header=head.header, arrays=arrays)))
 
     def _read_arrays(self, peer: _Peer[Pending], head: Head) -> Generator[None, None, tuple[np.ndarray, ...]]:
