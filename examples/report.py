@@ -115,7 +115,7 @@ def _draw_ranks(axes: "Axes", costs: np.ndarray, title: str, colour: str) -> Non
         axes.step(steps, costs[:, rank], where="mid", lw=1.3, color=colour, alpha=shade, label=label)
     axes.step(steps, mean, where="mid", lw=1.0, ls=":", color=INK, label="mean of all ranks")
     axes.set_title(f"{title}\nranks wait {waiting:.1%} of their time for the heaviest one", color=colour)
-    axes.set_xlabel("training step")
+    _label_steps(axes)
     axes.legend(loc="upper left", ncols=2, fontsize=8.5)
 
 
@@ -142,7 +142,7 @@ def _draw_imbalance(axes: "Axes", unbalanced: np.ndarray, balanced: np.ndarray) 
     span = max(top - 1.0, 0.02)
     axes.set_ylim(1 - 0.22 * span, top + 0.35 * span)
     axes.set_title("Imbalance: work of the heaviest rank over the mean (dashed: mean over the steps)")
-    axes.set_xlabel("training step")
+    _label_steps(axes)
     axes.set_ylabel("heaviest / mean")
     axes.legend(loc="upper left", ncols=2, fontsize=9)
 
@@ -166,7 +166,7 @@ def _draw_loss(axes: "Axes", losses: Sequence[float]) -> None:
         axes.plot(steps, smooth, lw=2.2, color=BALANCED, label=f"mean of {window} steps")
     title = f"Loss: {losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps" if losses else "Loss"
     axes.set_title(title)
-    axes.set_xlabel("training step")
+    _label_steps(axes)
     axes.set_ylabel("cross-entropy (nats per token)")
     if losses:
         axes.legend(loc="upper right")
@@ -195,6 +195,11 @@ def _draw_shares(axes: "Axes", sources: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlabel("share of all delivered tokens and patches (%)")
     if sources:
         axes.legend(loc="lower right")
+
+
+def _label_steps(axes: "Axes") -> None:
+    axes.set_xlabel("training step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def flop_unit(largest: float) -> tuple[float, str]:

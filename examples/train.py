@@ -48,7 +48,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
+    parser.add_argument("--steps", type=int, default=40, help="training steps (default 40)")
     parser.add_argument("--mesh", type=sizes, default=(2, 2, 2), help="sizes of dp,cp,tp (default 2,2,2)")
     parser.add_argument("--processes", type=int, default=1, help="training processes that share the mesh")
     parser.add_argument("--report", type=Path, help="folder for report.json and pictures")

@@ -1,27 +1,33 @@
 """`DataLoader`: what a training loop iterates over."""
 
+import contextlib
+import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from msdata_jax.batching.assembly import RowFormat, field_shapes
 from msdata_jax.batching.context import context_order
-from msdata_jax.errors import JobFailed, LaunchError, RecipeError
+from msdata_jax.errors import JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.planning.place_tree import Axes, ClientPlaceTree, MeshLayout, Spec, single_process_layout
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
-from msdata_jax.roles.effects import Deliver
 from msdata_jax.runtime.figures import process_figures
-from msdata_jax.runtime.job import current_job, is_launched, start_in_process
-from msdata_jax.runtime.loop import describe_failure
+from msdata_jax.runtime.job import LocalJob, TrainingJob, current_job, is_launched, start_in_process
+from msdata_jax.runtime.loop import WORKER_SECONDS, describe_failure
 from msdata_jax.runtime.report import StepFigures
 from msdata_jax.runtime.trainer import Step, TrainerSide
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, PartitionSpec
+
+CLOSE_SECONDS = 60.0
 
 
 class DataLoader:
@@ -41,11 +47,12 @@ class DataLoader:
         threads_per_loader: their worker threads.
         steps_ahead: steps that are made ready ahead of the trainer, arrays included.
         buffer_bytes_per_loader: transformed samples that a loader may hold ahead.
-        step_seconds: time to wait for a step before giving up.
+        step_seconds: time to wait for a step, or for the other training processes to close, before giving up.
 
     Raises:
         RecipeError: mesh, specs and strategy do not fit together.
-        LaunchError: under `msdata launch` without a call of `msd.initialize()` first.
+        LaunchError: the mesh is not over all training processes; or under `msdata launch` without a call of
+            `msd.initialize()` first, or for a second time.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only, each with a default
@@ -61,40 +68,26 @@ class DataLoader:
         buffer_bytes_per_loader: int = 256 << 20,
         step_seconds: float = 600.0,
     ) -> None:
-        if not isinstance(recipe.strategy, DGraph):
-            raise RecipeError(f"strategy is a DGraph, got {type(recipe.strategy).__name__}")
-        if steps_ahead < 1 or num_loaders < 1 or threads_per_loader < 1:
-            raise RecipeError(
-                f"steps_ahead, num_loaders and threads_per_loader are at least 1, "
-                f"got {steps_ahead}, {num_loaders}, {threads_per_loader}"
-            )
-        if num_steps is not None and num_steps < 0:
-            raise RecipeError(f"num_steps is at least 0, got {num_steps}")
-        job = current_job()
-        if job is None and is_launched():
-            raise LaunchError(
-                "call msd.initialize() at the top of the training script, before the DataLoader"
-            )
-        graph = recipe.strategy
+        _check_options(
+            num_steps=num_steps, num_loaders=num_loaders, threads_per_loader=threads_per_loader,
+            steps_ahead=steps_ahead, step_seconds=step_seconds,
+        )  # fmt: skip
+        job = _free_job()
+        graph = _graph_of(recipe)
         layout = _layout(mesh, graph)
-        form = _row_format(graph, ClientPlaceTree(layout, graph.broadcast_axes))
+        _check_processes(layout, job, has_mesh=mesh is not None)
+        tree = ClientPlaceTree(layout, graph.broadcast_axes)
+        form = _row_format(graph, tree)
         shapes = {name: shape for name, (shape, _) in field_shapes(form, graph.packing.rows).items()}  # pyright: ignore[reportOptionalMemberAccess]
         plain = _field_specs(specs, graph, shapes)
-        tree = ClientPlaceTree(layout, graph.broadcast_axes)
         _check_specs(tree, graph, plain, shapes)
         process = job.process_index if job else 0
-        self._emitter = None
+        emit = _emit_numpy
         if mesh is not None:
             from msdata_jax.spmd.arrays import ArrayEmitter
 
             rows = tree.rows_of_process(process, plain["tokens"][0], graph.packing.rows)  # pyright: ignore[reportOptionalMemberAccess]
-            self._emitter = ArrayEmitter(mesh, plain, shapes, rows)
-        if job is None:
-            placement, endpoint = start_in_process(
-                recipe, num_loaders=num_loaders, threads_per_loader=threads_per_loader
-            )
-        else:
-            placement, endpoint = job.placement, job.mpi.endpoint
+            emit = ArrayEmitter(mesh, plain, shapes, rows).emit
         row_axes = plain["tokens"][0]
         join = m.Join(
             process=process,
@@ -108,12 +101,20 @@ class DataLoader:
             buffer_bytes_per_loader=buffer_bytes_per_loader,
         )
         self._job = job
+        self._local: LocalJob | None = None
         self._step_seconds = step_seconds
         self._figures = StepFigures(recipe.source_names)
         self._last: Step | None = None
-        role = DataConstructor(placement, form, join, process_figures)
-        self._side = TrainerSide(role, endpoint, self._emit, exit_on_failure=job is not None)
-        if job is not None:
+        if job is None:
+            local = start_in_process(recipe, num_loaders=num_loaders, threads_per_loader=threads_per_loader)
+            role = DataConstructor(local.placement, form, join, process_figures)
+            self._side = TrainerSide(role, local.endpoint, emit, exit_on_failure=False)
+            self._local = local
+            # Whoever drops a DataLoader, or ends the program, leaves no thread behind.
+            weakref.finalize(self, _abandon, self._side, local)
+        else:
+            role = DataConstructor(job.placement, form, join, process_figures)
+            self._side = TrainerSide(role, job.mpi.endpoint, emit, exit_on_failure=True)
             job.on_failure = self._side.fail
 
     def __enter__(self) -> "DataLoader":
@@ -124,10 +125,11 @@ class DataLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close; where the block raised, tell the other ranks."""
-        if error is None or isinstance(error, JobFailed):
+        if error is None or isinstance(error, GeneratorExit) or _is_good_exit(error):
             self.close()
-        elif self._job is None:
+        elif self._job is None or isinstance(error, JobFailed):
             self._side.fail(describe_failure(error))
+            self._wait_for_threads()
         elif isinstance(error, SystemExit):
             self._job.failed = True
             self._side.fail(f"the training script ended with sys.exit({error.code!r})")
@@ -179,14 +181,89 @@ class DataLoader:
         return self._side.figures
 
     def close(self) -> None:
-        """Leave the job. The other training processes' data end with the steps that are already planned."""
-        self._side.close()
+        """Leave the job. The other training processes' data end with the steps that are already planned.
+
+        Raises:
+            JobFailed: a rank failed after the last step was taken.
+            MSDataError: another training process did not close its DataLoader within `step_seconds`.
+        """
+        self._side.close(max(self._step_seconds, CLOSE_SECONDS))
+        self._wait_for_threads()
         if self._job is not None:
             self._job.on_failure = None
             self._job.left = True
 
-    def _emit(self, delivered: Deliver) -> Mapping[str, Any]:
-        return delivered.fields if self._emitter is None else self._emitter.emit(delivered.fields)
+    def _wait_for_threads(self) -> None:
+        if self._local is not None:
+            self._local.wait()
+
+
+def _abandon(side: TrainerSide, local: LocalJob) -> None:
+    """At exit, or wherever the garbage is collected; only the main thread may wait there."""
+    if threading.current_thread() is not threading.main_thread():
+        side.leave()
+        return
+    with contextlib.suppress(MSDataError):
+        side.close(WORKER_SECONDS)
+    local.wait()
+
+
+def _is_good_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _emit_numpy(fields: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+    return fields
+
+
+def _graph_of(recipe: Recipe) -> DGraph:
+    if not isinstance(recipe, Recipe) or not isinstance(recipe.strategy, DGraph):
+        raise RecipeError(f"a DataLoader reads a Recipe whose strategy is a DGraph, got {recipe!r:.200}")
+    return recipe.strategy
+
+
+def _check_options(*, num_steps: int | None, step_seconds: float, **counts: int) -> None:
+    small = {name: count for name, count in counts.items() if count < 1}
+    if small:
+        raise RecipeError(f"{', '.join(counts)} are at least 1, got {small}")
+    if num_steps is not None and num_steps < 0:
+        raise RecipeError(f"num_steps is at least 0, got {num_steps}")
+    if not step_seconds > 0:
+        raise RecipeError(f"step_seconds is more than 0, got {step_seconds}")
+
+
+def _free_job() -> TrainingJob | None:
+    """The MPI job, if there is one. It feeds one DataLoader, for its data ranks serve one recipe, once."""
+    job = current_job()
+    if job is None and is_launched():
+        raise LaunchError("call msd.initialize() at the top of the training script, before the DataLoader")
+    if job is not None and (job.left or job.on_failure is not None):
+        raise LaunchError(
+            "a job of several ranks feeds one DataLoader, and the one before is "
+            f"{'closed' if job.left else 'still open'}; go on with that one, and run what needs another "
+            "(an evaluation) as a job of its own"
+        )
+    return job
+
+
+def _check_processes(layout: MeshLayout, job: TrainingJob | None, *, has_mesh: bool) -> None:
+    """Refuse a mesh that is not over all training processes and no other."""
+    num_processes = job.num_processes if job else 1
+    if layout.num_processes == num_processes:
+        return
+    if not has_mesh:
+        raise LaunchError(
+            f"the job has {num_processes} training processes: give DataLoader(mesh=...) over them"
+        )
+    way_out = (
+        "build the mesh from jax.devices() of all of them"
+        if job
+        else "start them with `msdata launch` or `msdata serve`, and call msd.initialize() first"
+    )
+    raise LaunchError(
+        f"the mesh has devices of {layout.num_processes} processes; the job has {num_processes} training "
+        f"processes: {way_out}"
+    )
 
 
 def _layout(mesh: "Mesh | None", graph: DGraph) -> MeshLayout:

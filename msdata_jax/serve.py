@@ -3,12 +3,17 @@
 import os
 import sys
 import time
+from typing import TYPE_CHECKING, NoReturn
 
 from msdata_jax.errors import JobFailed
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import placement_from_groups
 from msdata_jax.runtime.data_rank import run_loader, run_planner
-from msdata_jax.runtime.loop import FAILURE_SECONDS
+from msdata_jax.runtime.job import join_job, leave_job
+from msdata_jax.runtime.loop import FAILURE_SECONDS, describe_failure
+
+if TYPE_CHECKING:
+    from msdata_transport.mpi import MpiJob
 
 LINGER_SECONDS = FAILURE_SECONDS + 1
 
@@ -25,22 +30,28 @@ def serve(recipe: Recipe, role: str, *, num_threads: int = 1) -> int:
     Raises:
         LaunchError: the ranks form no job.
     """
-    from msdata_transport.mpi import join
+    mpi = join_job(role)
+    placement = placement_from_groups(mpi.groups)
 
-    mpi = join(role)
+    def show(failed: JobFailed) -> None:
+        who = placement.role_of(failed.rank)
+        print(f"msdata: rank {failed.rank} ({who}) failed:\n{failed.message}", file=sys.stderr, flush=True)  # noqa: T201
+
     try:
-        placement = placement_from_groups(mpi.groups)
         if role == "planner":
-            run_planner(recipe, placement, mpi.endpoint)
+            run_planner(recipe, placement, mpi.endpoint, on_failure=show)
         else:
-            run_loader(recipe, placement, mpi.endpoint, num_threads)
-    except JobFailed as failed:
-        if failed.rank == mpi.endpoint.rank:
-            print(  # noqa: T201
-                f"msdata: rank {failed.rank} ({role}) failed:\n{failed.message}", file=sys.stderr, flush=True
-            )
-        mpi.leave(ok=False)
-        time.sleep(LINGER_SECONDS)
-        os._exit(1)
-    mpi.leave(ok=True)
+            run_loader(recipe, placement, mpi.endpoint, num_threads=num_threads, on_failure=show)
+    except JobFailed:
+        _end_badly(mpi)
+    except Exception as error:  # noqa: BLE001 - a rank's boundary: a normal exit would wait in MPI_Finalize
+        show(JobFailed(mpi.endpoint.rank, describe_failure(error)))
+        _end_badly(mpi)
+    leave_job(mpi)
     return 0
+
+
+def _end_badly(mpi: "MpiJob") -> NoReturn:
+    mpi.leave(ok=False)
+    time.sleep(LINGER_SECONDS)
+    os._exit(1)

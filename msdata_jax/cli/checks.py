@@ -1,5 +1,6 @@
 """What `msdata doctor` looks at before it starts anything: functions of values, each a `Check`."""
 
+import contextlib
 import os
 import shutil
 import sys
@@ -12,6 +13,8 @@ from typing import Literal
 from msdata_jax.cli.machine import OPTIONAL, REQUIRED
 
 Status = Literal["OK", "WARNING", "TROUBLE"]
+
+SHARED_MEMORY, PROCESSES = Path("/dev/shm"), Path("/proc")
 
 LEFTOVER_SECONDS = 60.0
 """A shared-memory file that is younger may belong to a job that is just starting."""
@@ -171,7 +174,7 @@ def check_open_files(limit: int) -> Check:
     return Check(name="open files", status="OK", detail=f"up to {limit} per process")
 
 
-def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
+def check_shared_memory(folder: Path = SHARED_MEMORY) -> Check:
     """Room in /dev/shm, where the ranks of one host exchange messages."""
     try:
         usage = shutil.disk_usage(folder)
@@ -195,17 +198,12 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
 
 
 def check_leftovers(
-    folder: Path = Path("/dev/shm"), processes: Path = Path("/proc"), now: float | None = None
+    folder: Path = SHARED_MEMORY, processes: Path = PROCESSES, now: float | None = None
 ) -> Check:
     """Shared-memory files of MPICH jobs that were killed: ours, and mapped by no process."""
     now = time.time() if now is None else now
-    found = {path: path.stat() for path in sorted(folder.glob("mpich_shm_*")) if path.exists()}
-    mapped = _mapped_files(processes)
-    left = [
-        path
-        for path, stat in found.items()
-        if stat.st_uid == os.getuid() and now - stat.st_mtime > LEFTOVER_SECONDS and str(path) not in mapped
-    ]
+    found = unmapped_segments(folder, processes)
+    left = [path for path, stat in found.items() if now - stat.st_mtime > LEFTOVER_SECONDS]
     if not left:
         return Check(name="leftovers", status="OK", detail=f"none in {folder}")
     num_mb = sum(found[path].st_size for path in left) / _MB
@@ -222,6 +220,20 @@ def _remove(paths: Sequence[Path]) -> str:
     names = [path.name.removeprefix("mpich_shm_") for path in paths]
     some = names[0] if len(names) == 1 else f"{{{','.join(names)}}}"
     return f"rm {paths[0].parent}/mpich_shm_{some}"
+
+
+def unmapped_segments(
+    folder: Path = SHARED_MEMORY, processes: Path = PROCESSES
+) -> dict[Path, os.stat_result]:
+    """Shared-memory files of MPICH that are ours and that no process maps."""
+    found = {}
+    for path in sorted(folder.glob("mpich_shm_*")):
+        with contextlib.suppress(FileNotFoundError):  # a job that runs removes its own
+            found[path] = path.stat()
+    mapped = _mapped_files(processes) if found else set()
+    return {
+        path: stat for path, stat in found.items() if stat.st_uid == os.getuid() and str(path) not in mapped
+    }
 
 
 def _mapped_files(processes: Path) -> set[str]:

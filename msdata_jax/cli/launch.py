@@ -1,17 +1,20 @@
 """`msdata launch`: a whole job on this machine."""
 
-import contextlib
 import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 import click
 from msdata_transport import find_mpiexec
 
+from msdata_jax.cli.checks import PROCESSES, SHARED_MEMORY, unmapped_segments
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
 from msdata_jax.runtime.job import ROLE_VARIABLE
@@ -19,6 +22,7 @@ from msdata_jax.runtime.job import ROLE_VARIABLE
 PR_SET_PDEATHSIG = 1
 STOP_SECONDS = 5.0
 """How long ranks may take to end after an interrupt before they are killed."""
+LOOK_AGAIN_SECONDS = 0.5
 
 
 @click.command("launch", context_settings={"ignore_unknown_options": True})
@@ -75,41 +79,65 @@ def command_line(
 
 def run_until_done(line: list[str]) -> int:
     """Run mpiexec; on an interrupt or SIGTERM end all ranks. Returns the exit status."""
-    environment = {name: value for name, value in os.environ.items() if name != ROLE_VARIABLE}
-    environment.setdefault("PYTHONUNBUFFERED", "1")
-    # A session of its own: the terminal's Ctrl-C reaches this process alone, which ends the ranks in order.
-    with subprocess.Popen(
-        line,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - no threads here
-    ) as process:
-        received: list[int] = []
-
-        def stop(signum: int, _frame: object) -> None:
-            received.append(signum)
-            process.terminate()
-
-        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            while process.poll() is None:
-                try:
-                    process.wait(STOP_SECONDS if received else None)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    before = set(unmapped_segments())
+    received, status = _run(line)
+    if received or status:
+        remove_new_segments(before)
     if received:
         click.echo("msdata: interrupted; all ranks are stopped", err=True)
-        return 128 + received[0]
-    if process.returncode:
+        return 128 + received
+    if status:
         click.echo("msdata: the job failed; the message of the rank that failed first is above", err=True)
         return 1
     return 0
 
 
-def _die_with_parent() -> None:
-    """In the child: get SIGTERM when this launcher dies, so that no rank outlives it (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def _run(line: list[str]) -> tuple[int, int]:
+    """Run mpiexec; returns the signal that ended it (0 for none) and its exit status."""
+    environment = {name: value for name, value in os.environ.items() if name != ROLE_VARIABLE}
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def die_with_parent() -> None:
+        """In the child: get SIGTERM when this launcher dies, so that no rank outlives it."""
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    # A session of its own: the terminal's Ctrl-C reaches this process alone, which ends the ranks in order.
+    with subprocess.Popen(
+        line,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - it makes one system call
+    ) as process:
+        killer = threading.Timer(STOP_SECONDS, os.killpg, (process.pid, signal.SIGKILL))
+        received: list[int] = []
+
+        def stop(signum: int, _frame: object) -> None:
+            if not received:
+                killer.start()
+            received.append(signum)
+            process.terminate()
+
+        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            process.wait()
+        finally:
+            killer.cancel()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    return (received[0] if received else 0), process.returncode
+
+
+def remove_new_segments(
+    before: Collection[Path], folder: Path = SHARED_MEMORY, processes: Path = PROCESSES
+) -> None:
+    """Remove the shared memory that killed ranks left: files that are not in `before` and that nobody maps.
+
+    It looks twice, for another job that is just starting maps its file a moment after making it.
+    """
+    new = set(unmapped_segments(folder, processes)) - set(before)
+    if new:
+        time.sleep(LOOK_AGAIN_SECONDS)
+    for path in new & set(unmapped_segments(folder, processes)):
+        path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-REQUIRED = ("msdata-jax", "numpy", "click", "jaxtyping", "msgpack", "rich")
+REQUIRED = ("msdata-jax", "numpy", "click", "msgpack", "rich")
 OPTIONAL = (
     "mpi4py",
     "mpich",

@@ -16,7 +16,9 @@ from msdata_jax.runtime.job import ROLE_VARIABLE
 @click.command("serve", context_settings={"ignore_unknown_options": True})
 @click.option("--role", type=click.Choice(["planner", "loader", "constructor"]), help="This rank's role.")
 @click.option("--roles", help="Roles of all ranks in order, such as planner=1,loaders=3,trainers=2.")
-@click.option("--threads", default=1, show_default=True, help="Worker threads of a loader.")
+@click.option(
+    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads of a loader."
+)
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, type=click.UNPROCESSED)
 def command(role: str | None, roles: str | None, threads: int, recipe: Path, train: tuple[str, ...]) -> int:

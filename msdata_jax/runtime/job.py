@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from msdata_transport import connect, world_size_from_environment
+from msdata_transport import TooLate, TransportError, connect, world_size_from_environment
 
-from msdata_jax.errors import BadSampleError, JobFailed, LaunchError
+from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.runtime.data_rank import run_loader, run_planner
-from msdata_jax.runtime.loop import describe_failure
+from msdata_jax.runtime.loop import WORKER_SECONDS, describe_failure
 
 if TYPE_CHECKING:
     from msdata_transport import Endpoint
@@ -25,8 +26,14 @@ if TYPE_CHECKING:
 ROLE_VARIABLE = "MSDATA_ROLE"
 """Set by `msdata launch` and `msdata serve` for the ranks that they start."""
 
-
 SHOW_SECONDS = 1.0
+"""What fails on every training process alike is shown by process 0; the others give it this time."""
+
+LEAVE_SECONDS = 7 * 24 * 3600.0
+"""How long a rank that is done waits for the others: a trainer may work on for hours after its data ended.
+
+Where a rank dies meanwhile, the launcher ends all.
+"""
 
 
 @dataclass(kw_only=True)
@@ -91,12 +98,37 @@ def join_as_trainer() -> TrainingJob | None:
                 f"`msdata serve --roles planner=1,loaders=3,trainers={size} recipe.py -- train.py`"
             )
         return None
-    from msdata_transport.mpi import join
-
-    mpi = join("constructor")
+    mpi = join_job("constructor")
     _job = TrainingJob(mpi=mpi, placement=placement_from_groups(mpi.groups))
     _install_exit_hooks(_job)
     return _job
+
+
+def join_job(role: str) -> "MpiJob":
+    """Meet all ranks of the MPI job.
+
+    Raises:
+        LaunchError: MPI does not load, or a rank did not come; this process then ends without MPI_Finalize,
+            which would wait for that rank.
+    """
+    try:
+        from msdata_transport.mpi import join
+
+        return join(role)
+    except ImportError as error:
+        raise LaunchError(f"MPI does not load: {error}; `msdata doctor` says what to do") from error
+    except TransportError as error:
+        atexit.register(_end_at_once)
+        raise LaunchError(f"the ranks form no job: {error}") from error
+
+
+def leave_job(mpi: "MpiJob") -> None:
+    """End this rank's part in order; waits for the others."""
+    try:
+        mpi.leave(ok=True, timeout_seconds=LEAVE_SECONDS)
+    except TooLate as error:
+        print(f"msdata: {error}", file=sys.stderr)  # noqa: T201
+        _end_at_once()
 
 
 def _install_exit_hooks(job: TrainingJob) -> None:
@@ -104,18 +136,21 @@ def _install_exit_hooks(job: TrainingJob) -> None:
 
     MPI_Finalize and JAX's own shutdown wait for every process, so a process that failed must not reach them.
     """
+    previous = sys.excepthook
 
-    def on_exception(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         job.failed = True
+        # What a recipe, a mesh or the data have wrong, every training process meets at the same place.
+        if job.process_index > 0 and isinstance(error, MSDataError):
+            time.sleep(SHOW_SECONDS)
         if isinstance(error, JobFailed | BadSampleError):
-            _show_common_failure(job, error)
+            _show_common_failure(error)
         else:
-            sys.__excepthook__(kind, error, trace)  # pyright: ignore[reportArgumentType]
+            previous(kind, error, trace)
             _flush()
             if job.on_failure is not None:
                 job.on_failure(describe_failure(error))
-        _flush()
-        os._exit(1)
+        _end_at_once()
 
     sys.excepthook = on_exception
     atexit.register(_leave, job)
@@ -125,29 +160,26 @@ def _leave(job: TrainingJob) -> None:
     """At exit: in order when the DataLoader was closed, at once when anything failed."""
     if not job.left and not job.failed:
         job.failed = True
-        message = f"training process {job.process_index} ended before it closed its DataLoader"
+        message = (
+            f"training process {job.process_index} ended before it closed its DataLoader; use "
+            f"`with msd.DataLoader(...) as loader:` or call loader.close()"
+        )
         print(f"msdata: {message}", file=sys.stderr)  # noqa: T201
         if job.on_failure is not None:
             job.on_failure(message)
     if job.failed:
-        _flush()
-        os._exit(1)
+        _end_at_once()
     for hook in job.exit_hooks:
         hook()
-    job.mpi.leave(ok=True)
+    leave_job(job.mpi)
 
 
-def _show_common_failure(job: TrainingJob, error: JobFailed | BadSampleError) -> None:
-    """Show what every training process meets at the same step once, on process 0.
-
-    The others give it time to: the launcher kills all ranks as soon as one has gone.
-    """
-    if job.process_index > 0:
-        time.sleep(SHOW_SECONDS)
-    elif isinstance(error, JobFailed):  # the rank that failed has shown its message
-        print(f"msdata: training stopped, since rank {error.rank} failed", file=sys.stderr)  # noqa: T201
+def _show_common_failure(error: JobFailed | BadSampleError) -> None:
+    if isinstance(error, JobFailed):  # the rank that failed has shown its message
+        text = f"training stopped, since rank {error.rank} failed"
     else:
-        print(f"msdata: the data failed: {error}", file=sys.stderr)  # noqa: T201
+        text = f"the data failed: {error}"
+    print(f"msdata: {text}", file=sys.stderr)  # noqa: T201
 
 
 def _flush() -> None:
@@ -155,26 +187,50 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-def start_in_process(
-    recipe: Recipe, *, num_loaders: int, threads_per_loader: int
-) -> "tuple[Placement, Endpoint]":
-    """Start a planner and loaders on threads of this process.
+def _end_at_once() -> None:
+    _flush()
+    os._exit(1)
 
-    Returns:
-        the placement, and the endpoint of its one constructor.
+
+@dataclass(frozen=True, kw_only=True)
+class LocalJob:
+    """A planner and loaders on threads of this process.
+
+    Attributes:
+        placement: who plays what.
+        endpoint: of the one constructor.
+        threads: the planner's and the loaders'.
     """
+
+    placement: Placement
+    endpoint: "Endpoint"
+    threads: tuple[threading.Thread, ...]
+
+    def wait(self) -> None:
+        """Wait for the threads to end, but for no longer than a loader waits for its workers."""
+        deadline = time.monotonic() + WORKER_SECONDS + 1
+        for thread in self.threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+def start_in_process(recipe: Recipe, *, num_loaders: int, threads_per_loader: int) -> LocalJob:
+    """Start a planner and loaders on threads of this process."""
     size = 2 + num_loaders
     placement = Placement(planner=0, loaders=tuple(range(1, size - 1)), constructors=(size - 1,))
     endpoints = connect(size)
     runs: list[Callable[[], object]] = [lambda: run_planner(recipe, placement, endpoints[0])]
     runs += [
-        lambda rank=rank: run_loader(recipe, placement, endpoints[rank], threads_per_loader)
+        lambda rank=rank: run_loader(recipe, placement, endpoints[rank], num_threads=threads_per_loader)
         for rank in placement.loaders
     ]
-    for rank, run in enumerate(runs):
-        name = f"msdata-{placement.role_of(rank)}-{rank}"
-        threading.Thread(target=_run_quietly, args=(run,), name=name, daemon=True).start()
-    return placement, endpoints[size - 1]
+    names = [f"msdata-{placement.role_of(rank)}-{rank}" for rank in range(len(runs))]
+    threads = tuple(
+        threading.Thread(target=_run_quietly, args=(run,), name=name, daemon=True)
+        for run, name in zip(runs, names, strict=True)
+    )
+    for thread in threads:
+        thread.start()
+    return LocalJob(placement=placement, endpoint=endpoints[-1], threads=threads)
 
 
 def _run_quietly(run: Callable[[], object]) -> None:

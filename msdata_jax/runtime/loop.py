@@ -7,7 +7,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from msdata_transport import Endpoint, PeerLost, TooLate
@@ -16,10 +16,13 @@ from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Deliver, Effect, EndStream, Finish, Role, Run, Send
 from msdata_jax.runtime import wire
+from msdata_jax.runtime.workers import Workers
 
 TICK_SECONDS = 1.0
 FAILURE_SECONDS = 5.0
 """How long a rank that failed waits to be told to abort before it ends on its own."""
+WORKER_SECONDS = 2.0
+"""How long background work that is under way may take when the role has finished."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -38,6 +41,7 @@ class RoleLoop:
         num_workers: threads for background work (`Run`).
         on_deliver: takes `Deliver` effects.
         on_end: takes `EndStream` effects.
+        on_failure: told why the job cannot go on, where this rank finds out, before any other rank is told.
     """
 
     def __init__(
@@ -48,15 +52,15 @@ class RoleLoop:
         num_workers: int = 1,
         on_deliver: Callable[[Deliver], None] | None = None,
         on_end: Callable[[EndStream], None] | None = None,
+        on_failure: Callable[[JobFailed], None] | None = None,
     ) -> None:
-        self._role, self._endpoint = role, endpoint
+        self._role, self._endpoint, self._on_failure = role, endpoint, on_failure
         self._on_deliver, self._on_end = on_deliver, on_end
-        self._num_workers = num_workers
-        self._workers: ThreadPoolExecutor | None = None
+        self._workers = Workers(num_workers)
         self._inbox: deque[m.RoleMessage] = deque()
         self._finish: Finish | None = None
-        self._failed_at: float | None = None
-        self.failure: str | None = None
+        self._failure: JobFailed | None = None
+        self._failed_at = 0.0
 
     def post(self, message: m.RoleMessage) -> None:
         """Give the role a message from its own rank. May be called from any thread."""
@@ -83,8 +87,7 @@ class RoleLoop:
                     self._guarded(lambda: self._role.tick(now - begin))  # noqa: B023 - called at once
                     self._check_failure(now)
         finally:
-            if self._workers is not None:
-                self._workers.shutdown(wait=self._failed_at is None, cancel_futures=True)
+            self._workers.close(WORKER_SECONDS)
         if self._finish.error is not None:
             raise self._finish.error
         return self._finish.figures or {}
@@ -92,45 +95,55 @@ class RoleLoop:
     def _take_one(self, timeout_seconds: float) -> None:
         while self._inbox and self._finish is None:
             message = self._inbox.popleft()
-            self._guarded(lambda: self._role.handle(self._endpoint.rank, message))  # noqa: B023
+            if isinstance(message, m.Failed):
+                self._fail(message.message)
+            else:
+                self._guarded(lambda: self._role.handle(self._endpoint.rank, message))  # noqa: B023
         if self._finish is not None:
             return
+        self._guarded(lambda: self._receive(max(timeout_seconds, 0.0)))
+
+    def _receive(self, timeout_seconds: float) -> Sequence[Effect]:
         try:
-            received = self._endpoint.receive(max(timeout_seconds, 0.0))
+            received = self._endpoint.receive(timeout_seconds)
         except TooLate:
-            return
-        except PeerLost as lost:
-            self._fail(f"lost contact: {lost}")
-            return
-        if received is not None:
-            sender, message = received
-            self._guarded(lambda: self._role.handle(sender, wire.decode(message)))
+            return []
+        return [] if received is None else self._role.handle(received[0], wire.decode(received[1]))
 
     def _guarded(self, step: Callable[[], Sequence[Effect]]) -> None:
         """Run one step of the role; tell the planner where it raises."""
         try:
             for effect in step():
                 self._perform(effect)
+        except PeerLost as lost:
+            self._fail(f"lost contact: {lost}", lost.rank)
         except Exception as error:  # noqa: BLE001 - a rank's boundary: whatever it is, the job must hear of it
             self._fail(describe_failure(error))
 
-    def _fail(self, message: str) -> None:
-        if self._failed_at is not None:
+    def _fail(self, message: str, rank: int | None = None) -> None:
+        """The job cannot go on because of `rank`, by default this one; only the first reason counts."""
+        if self._failure is not None:
             return
-        self._failed_at, self.failure = time.monotonic(), message
-        for effect in self._role.handle(self._endpoint.rank, m.Failed(message=message)):
-            self._perform(effect)
+        rank = self._endpoint.rank if rank is None else rank
+        self._failure, self._failed_at = JobFailed(rank, message), time.monotonic()
+        try:
+            if self._on_failure is not None:
+                self._on_failure(self._failure)
+            for effect in self._role.handle(rank, m.Failed(message=message)):
+                self._perform(effect)
+        except Exception:  # noqa: BLE001 - nobody can be told any more, and the first reason is what matters
+            self._finish = Finish(error=self._failure)
 
     def _check_failure(self, now: float) -> None:
-        if self._failed_at is not None and now - self._failed_at > FAILURE_SECONDS and self._finish is None:
-            self._finish = Finish(error=JobFailed(self._endpoint.rank, self.failure or ""))
+        if self._failure is not None and now - self._failed_at > FAILURE_SECONDS and self._finish is None:
+            self._finish = Finish(error=self._failure)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Send(rank=rank, message=message):
-                self._endpoint.send(rank, wire.encode(message))
+                self._send(rank, message)
             case Run(call=call):
-                self._submit(call)
+                self._workers.submit(partial(self._work, call))
             case Deliver() if self._on_deliver is not None:
                 self._on_deliver(effect)
             case EndStream() if self._on_end is not None:
@@ -140,13 +153,18 @@ class RoleLoop:
             case _:
                 raise MSDataError(f"nobody takes {type(effect).__name__} here")
 
-    def _submit(self, call: Callable[[], m.RoleMessage]) -> None:
-        if self._workers is None:
-            self._workers = ThreadPoolExecutor(self._num_workers, thread_name_prefix="msdata-worker")
-        self._workers.submit(call).add_done_callback(self._collect)
+    def _send(self, rank: int, message: m.RoleMessage) -> None:
+        try:
+            self._endpoint.send(rank, wire.encode(message))
+        except PeerLost:
+            if self._failure is None:
+                raise
+            # Else the job is ending, and the ranks that are left must still be told.
 
-    def _collect(self, future: "Future[m.RoleMessage]") -> None:
-        if future.cancelled():
-            return
-        error = future.exception()
-        self.post(future.result() if error is None else m.Failed(message=describe_failure(error)))
+    def _work(self, call: Callable[[], m.RoleMessage]) -> None:
+        """On a worker thread."""
+        try:
+            message = call()
+        except BaseException as error:  # noqa: BLE001 - a thread's boundary: even sys.exit() in a transform
+            message = m.Failed(message=describe_failure(error))
+        self.post(message)

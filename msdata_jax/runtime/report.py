@@ -1,46 +1,63 @@
 """Figures of the steps that a trainer took."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from msdata_jax.roles.messages import Expect
 
+HISTORY_STEPS = 10_000
+"""Steps whose own figures are kept; totals and means are over all steps."""
+
 
 class StepFigures:
-    """Collects what every step cost and held; constant memory a step."""
+    """Collects what every step cost and held, in bounded memory.
+
+    Attributes:
+        group_costs: of the last `HISTORY_STEPS` steps, int64 `[groups]` each: cost of each group.
+        unbalanced_costs: the same, had the rows not been balanced.
+        num_dropped: samples that no row could hold.
+    """
 
     def __init__(self, source_names: Sequence[str]) -> None:
         self._names = tuple(source_names)
         self._samples = np.zeros(len(self._names), dtype=np.int64)
         self._tokens = np.zeros(len(self._names), dtype=np.int64)
-        self._fill: list[float] = []
-        self._wait_seconds: list[float] = []
-        self.group_costs: list[np.ndarray] = []
-        self.unbalanced_costs: list[np.ndarray] = []
+        self._num_steps = 0
+        self._fill = self._imbalance = self._imbalance_unbalanced = 0.0  # sums over steps
+        self._first_wait_seconds = 0.0
+        self._wait_seconds: deque[float] = deque(maxlen=HISTORY_STEPS)
+        self.group_costs: deque[np.ndarray] = deque(maxlen=HISTORY_STEPS)
+        self.unbalanced_costs: deque[np.ndarray] = deque(maxlen=HISTORY_STEPS)
         self.num_dropped = 0
 
     def add(self, expect: Expect, wait_seconds: float) -> None:
         """Count one step that was taken after a wait of `wait_seconds`."""
+        if self._num_steps == 0:  # the job's start, not a wait between steps
+            self._first_wait_seconds = wait_seconds
+        else:
+            self._wait_seconds.append(wait_seconds)
+        self._num_steps += 1
         self._samples += expect.source_samples
         self._tokens += expect.source_tokens
-        self._fill.append(expect.fill)
-        self._wait_seconds.append(wait_seconds)
+        self._fill += expect.fill
+        self._imbalance += mean_imbalance([expect.group_costs])
+        self._imbalance_unbalanced += mean_imbalance([expect.unbalanced_costs])
         self.group_costs.append(expect.group_costs)
         self.unbalanced_costs.append(expect.unbalanced_costs)
         self.num_dropped += expect.num_dropped
 
     def summary(self) -> dict[str, Any]:
         """Plain values: sources, fill, imbalance (mean over steps of max/mean), data wait."""
-        if not self._fill:
+        if not self._num_steps:
             return {"steps": 0, "sources": []}
         tokens = max(int(self._tokens.sum()), 1)
         samples = max(int(self._samples.sum()), 1)
-        # The first wait is the job's start, not a wait between steps.
-        waits = 1000 * np.array(self._wait_seconds[1:] or self._wait_seconds)
+        waits = 1000 * np.array(self._wait_seconds or [self._first_wait_seconds])
         return {
-            "steps": len(self._fill),
+            "steps": self._num_steps,
             "sources": [
                 {
                     "name": name,
@@ -51,19 +68,19 @@ class StepFigures:
                 }
                 for name, count, places in zip(self._names, self._samples, self._tokens, strict=True)
             ],
-            "fill": float(np.mean(self._fill)),
-            "imbalance_balanced": mean_imbalance(self.group_costs),
-            "imbalance_unbalanced": mean_imbalance(self.unbalanced_costs),
+            "fill": self._fill / self._num_steps,
+            "imbalance_balanced": self._imbalance / self._num_steps,
+            "imbalance_unbalanced": self._imbalance_unbalanced / self._num_steps,
             "data_wait_ms": {
                 "p50": round(float(np.percentile(waits, 50)), 3),
                 "p95": round(float(np.percentile(waits, 95)), 3),
-                "first": round(1000 * self._wait_seconds[0], 1),
+                "first": round(1000 * self._first_wait_seconds, 1),
             },
             "num_dropped": self.num_dropped,
         }
 
 
-def mean_imbalance(costs: Sequence[np.ndarray] | Mapping[int, np.ndarray]) -> float:
+def mean_imbalance(costs: Sequence[np.ndarray]) -> float:
     """Mean over steps of the dearest group's cost over the mean group's."""
     stacked = np.array(costs, dtype=np.float64)
     mean = stacked.mean(axis=1)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from msdata_transport import Endpoint
 
 from msdata_jax.errors import JobFailed, MSDataError
@@ -15,8 +16,6 @@ from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.roles.effects import Deliver, EndStream
 from msdata_jax.runtime.loop import FAILURE_SECONDS, RoleLoop
-
-CLOSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,24 +32,26 @@ class TrainerSide:
     Args:
         role: the constructor.
         endpoint: owned by that thread from now on.
-        emit: turns a finished step into the batch that the trainer gets, on that thread, ahead of its use.
-        exit_on_failure: end the whole process some seconds after another rank failed, for a trainer may be
-            stuck in a collective with a rank that is gone.
+        emit: turns the rows of a step into the batch that the trainer gets, on that thread, ahead of its use.
+        exit_on_failure: end the whole process some seconds after a rank failed, for a trainer may be stuck in
+            a collective with a rank that is gone; and show what fails on that thread itself.
     """
 
     def __init__(
         self,
         role: DataConstructor,
         endpoint: Endpoint,
-        emit: Callable[[Deliver], Mapping[str, Any]],
+        emit: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]],
         *,
         exit_on_failure: bool,
     ) -> None:
         self._emit, self._exit_on_failure = emit, exit_on_failure
         self._steps: queue.SimpleQueue[Step | EndStream] = queue.SimpleQueue()
-        self._loop = RoleLoop(role, endpoint, on_deliver=self._deliver, on_end=self._steps.put)
-        self._endpoint = endpoint
+        self._loop = RoleLoop(
+            role, endpoint, on_deliver=self._deliver, on_end=self._steps.put, on_failure=self._show
+        )
         self._ended: EndStream | None = None
+        self._failure: JobFailed | None = None
         self._closed = False
         self.figures: Mapping[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name="msdata-constructor", daemon=True)
@@ -90,25 +91,47 @@ class TrainerSide:
             self._loop.post(m.Failed(message=message))
             self._thread.join(FAILURE_SECONDS)
 
-    def close(self) -> None:
-        """Leave the job: say so, wait for everybody's figures."""
+    def close(self, timeout_seconds: float) -> None:
+        """Leave the job: say so, wait for everybody's figures.
+
+        Raises:
+            JobFailed: a rank failed, and no call of `next_step` has said so.
+            MSDataError: another training process did not leave in time.
+        """
         if self._closed:
             return
-        self._closed = True
+        self.leave()
+        self._thread.join(timeout_seconds)
         if self._thread.is_alive():
+            raise MSDataError(
+                f"closed here, but after {timeout_seconds:g} s another training process has not closed its "
+                "DataLoader: close it on all after the same step, or raise DataLoader(step_seconds=...)"
+            )
+        if self._failure is not None and (self._ended is None or self._ended.error is None):
+            raise self._failure
+
+    def leave(self) -> None:
+        """Leave the job, without waiting for anybody."""
+        if not self._closed:
+            self._closed = True
             self._loop.post(m.Leave())
-            self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         try:
             self.figures = self._loop.run()
         except JobFailed as failed:
+            self._failure = failed
             self._steps.put(EndStream(error=failed))
             if self._exit_on_failure:
                 self._exit_later()
 
+    def _show(self, failed: JobFailed) -> None:
+        """Show a failure of this thread; one of the trainer was shown by whoever called `fail`."""
+        if self._exit_on_failure and not self._closed:
+            print(f"msdata: rank {failed.rank} failed:\n{failed.message}", file=sys.stderr, flush=True)  # noqa: T201
+
     def _deliver(self, delivered: Deliver) -> None:
-        self._steps.put(Step(expect=delivered.expect, batch=self._emit(delivered)))
+        self._steps.put(Step(expect=delivered.expect, batch=self._emit(delivered.fields)))
 
     def _exit_later(self) -> None:
         timer = threading.Timer(FAILURE_SECONDS, _exit_now)

@@ -1,6 +1,7 @@
 """Text -> tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class Tokenize:
 
     def open(self) -> None:
         """Load the tokenizer, so that a wrong file is an error before training."""
-        encoder = self._encoder()
+        encoder = self._encoder
         if self.add_eos is True and encoder.end_id is None:
             raise RecipeError(
                 f"{self.path} names no token that ends a document; give its id (add_eos=<id>) or "
@@ -51,12 +52,12 @@ class Tokenize:
     @property
     def vocab_size(self) -> int:
         """Ids are below it. Loads the tokenizer."""
-        size = self._encoder().vocab_size
+        size = self._encoder.vocab_size
         return size if isinstance(self.add_eos, bool) else max(size, self.add_eos + 1)
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record with its tokens."""
-        encoder = self._encoder()
+        encoder = self._encoder
         ids = _encode(encoder, self._text(record))
         if self.add_eos is not False:
             ids.append(encoder.end_id if self.add_eos is True else self.add_eos)  # type: ignore[arg-type]
@@ -65,8 +66,13 @@ class Tokenize:
             tokens = np.concatenate([np.asarray(record["tokens"], np.int32), tokens])
         return {**record, "tokens": tokens}
 
+    @cached_property
     def _encoder(self) -> Encoder:
         return load_encoder(self.path, self.pattern)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: the tokenizer stays in its process."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def _text(self, record: dict[str, Any]) -> str:
         keys = TEXT_KEYS if self.key is None else (self.key,)

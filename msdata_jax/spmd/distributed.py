@@ -6,6 +6,8 @@ import jax
 
 from msdata_jax.errors import LaunchError
 
+LOOPBACK = "127.0.0.1"
+
 
 def free_address(*, one_host: bool) -> str:
     """An address on which JAX's coordinator can listen: a port that is free now, on the loopback of one host.
@@ -13,7 +15,7 @@ def free_address(*, one_host: bool) -> str:
     Args:
         one_host: whether all training processes run on this host.
     """
-    host = "127.0.0.1" if one_host else socket.gethostname()
+    host = LOOPBACK if one_host else socket.gethostname()
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]
@@ -42,15 +44,26 @@ def initialize_jax(
     """`jax.distributed.initialize` over the training processes.
 
     Cluster detection stays off: under MPI or Slurm it would count the data ranks too.
+
+    Raises:
+        LaunchError: JAX's devices were used before, or `jax.distributed` was started before.
     """
-    jax.distributed.initialize(
-        coordinator_address=address,
-        coordinator_bind_address=address if process_index == 0 else None,
-        num_processes=num_processes,
-        process_id=process_index,
-        cluster_detection_method="deactivate",
-        initialization_timeout=timeout_seconds,
-    )
+    on_loopback = address.startswith(f"{LOOPBACK}:")
+    try:
+        jax.distributed.initialize(
+            coordinator_address=address,
+            # A host's own name may stand for 127.0.1.1 on itself, so for other hosts JAX listens everywhere.
+            coordinator_bind_address=address if on_loopback and process_index == 0 else None,
+            num_processes=num_processes,
+            process_id=process_index,
+            cluster_detection_method="deactivate",
+            initialization_timeout=timeout_seconds,
+        )
+    except RuntimeError as error:
+        raise LaunchError(
+            f"jax.distributed did not start: {error}\nmsd.initialize() starts it, once, before the first use "
+            "of JAX's devices: call it at the top of the training script"
+        ) from error
 
 
 def shutdown() -> None:

@@ -6,7 +6,7 @@ import pytest
 from msdata_jax.cli import checks
 from msdata_jax.cli.checks import Check
 
-REQUIRED = dict.fromkeys(("msdata-jax", "numpy", "click", "jaxtyping", "msgpack", "rich"), "1.0")
+REQUIRED = dict.fromkeys(("msdata-jax", "numpy", "click", "msgpack", "rich"), "1.0")
 MPICH = {"library": "MPICH Version: 5.0.2", "standard": "5.0", "thread_level": "THREAD_MULTIPLE"}
 GB = 1 << 30
 

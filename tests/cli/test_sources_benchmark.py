@@ -1,4 +1,4 @@
-"""The promise that the sources benchmark asserts, on a smaller job."""
+"""A hundred sources and four training processes: a source is open on its loaders alone."""
 
 import sys
 from pathlib import Path
@@ -21,10 +21,15 @@ def sources(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.mpi
 @pytest.mark.multiprocess
 def test_each_source_is_open_on_its_loaders_alone(sources) -> None:
-    result = sources.measure(20, 3, 2, docs_per_source=64, steps=5, workers_per_trainer=(1,))
+    result = sources.measure(100, 3, 4, docs_per_source=64, steps=5, workers_per_trainer=(1,))
     job, *others = result["rows"]
-    assert (job["processes"], job["readers_per_source"], job["readers"], job["open_files"]) == (4, 1, 20, 20)
-    assert [each["readers_per_source"] for each in others] == [2, 2]
+    assert (job["processes"], job["readers_per_source"], job["readers"], job["open_files"]) == (
+        4,
+        1,
+        100,
+        100,
+    )
+    assert [each["readers_per_source"] for each in others] == [4, 4]
     assert all(each["total_pss_mb"] > 0 for each in result["rows"])
 
 

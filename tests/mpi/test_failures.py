@@ -87,6 +87,15 @@ def is_trainer(pid: int) -> bool:
     return words[1:2] == [str(JOBS / "faulty_train.py")]
 
 
+def shared_memory_of(job: Job) -> set[Path]:
+    """Shared-memory files that the ranks of a job map."""
+    found = set()
+    for pid in processes_with(job.mark):
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        found |= {Path(line.split()[-1]) for line in lines if line.split()[-1].startswith("/dev/shm/")}
+    return found
+
+
 def assert_gone(job: Job, since: float) -> None:
     """The job ended, and no rank is left, within the stated time."""
     job.process.wait(max(since + 2 * GONE_SECONDS - time.monotonic(), 0.1))
@@ -143,20 +152,25 @@ def test_a_trainer_that_exits_ends_the_job(start) -> None:
 def test_an_interrupt_ends_all_ranks(start, number: signal.Signals) -> None:
     job = start("")
     job.wait_for_text("trainer 1 is under way")
+    shared = shared_memory_of(job)
     begin = time.monotonic()
     job.process.send_signal(number)
     assert_gone(job, begin)
     assert job.process.returncode == 128 + number
+    assert not [path for path in shared if path.exists()]
 
 
 def test_killing_a_trainer_ends_the_job(start) -> None:
     job = start("")
     job.wait_for_text("trainer 1 is under way")
     victim = next(pid for pid in processes_with(job.mark) if is_trainer(pid))
+    shared = shared_memory_of(job)
     begin = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     assert_gone(job, begin)
     assert job.process.returncode == 1
+    assert shared
+    assert not [path for path in shared if path.exists()]
 
 
 def test_killing_the_launcher_ends_all_ranks(start) -> None:
@@ -167,12 +181,33 @@ def test_killing_the_launcher_ends_all_ranks(start) -> None:
     assert_gone(job, begin)
 
 
-def test_leaving_early_is_an_orderly_end(start) -> None:
-    job = start("leave")
+@pytest.mark.parametrize("fault", ["leave", "generator", "good exit"])
+def test_leaving_early_is_an_orderly_end(start, fault: str) -> None:
+    job = start(fault)
     job.process.wait(60)
     assert job.process.returncode == 0, job.text
     assert all(f"trainer {i} is done" in job.text for i in range(2))
     assert not processes_with(job.mark)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("emit", "RuntimeError: no memory left on the device\n"),
+        ("again", "feeds one DataLoader, and the one before is closed"),
+        ("second loader", "feeds one DataLoader, and the one before is still open"),
+        ("part of the mesh", "the mesh has devices of 1 processes; the job has 2 training processes"),
+        ("spec", "it has no axis 'tp'"),
+        ("unclosed", "ended before it closed its DataLoader; use `with"),
+    ],
+)
+def test_what_a_trainer_does_wrong_is_shown(start, fault: str, message: str) -> None:
+    job = start(fault)
+    job.wait_for_text(message)
+    assert_gone(job, job.time_of(message))
+    assert job.process.returncode == 1
+    if fault not in ("unclosed", "second loader"):  # where every trainer may be the first to say so
+        assert job.text.count(message) == 1, job.text
 
 
 def test_trainers_without_data_ranks_are_told_how_to_start() -> None:

@@ -113,6 +113,14 @@ def outlives(how: str) -> None:
     os._exit(0)
 
 
+def breaks(group: str) -> None:
+    """Rank 1 raises where nothing catches it, while the others wait: the launcher must end them all."""
+    job = join(group)
+    if job.endpoint.rank == 1:
+        raise ValueError("broke on its way")
+    job.endpoint.receive(60)
+
+
 def leaves_early(group: str) -> None:
     """Rank 1 closes while large messages to it are on their way: both leave, and MPI_Finalize returns."""
     job = join(group)

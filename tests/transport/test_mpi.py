@@ -77,6 +77,20 @@ def test_survivors_go_on_without_a_rank_that_vanished(how: str) -> None:
     assert output.count("survived") == 2, output
 
 
+def test_a_rank_that_raises_outside_any_guard_ends_the_job() -> None:
+    command = [
+        find_mpiexec(),
+        "-n",
+        "3",
+        sys.executable,
+        str(PROGRAM),
+        "breaks",
+    ]  # not `-m mpi4py`, which aborts
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode != 0
+    assert "ValueError: broke on its way" in done.stderr
+
+
 def test_leaving_before_others_stopped_sending() -> None:
     status, output = run((2, "leaves_early"))
     assert status == 0, output

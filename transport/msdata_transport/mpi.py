@@ -11,6 +11,7 @@ Rules that keep the living going when a rank dies (measured: without them most s
 import contextlib
 import signal
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -143,8 +144,15 @@ class MpiJob:
     """
 
     def __init__(
-        self, cards: list[tuple[str, str]], group_comm: "MPI.Comm", comm: "MPI.Intracomm", limits: Limits
+        self,
+        cards: list[tuple[str, str]],
+        group_comm: "MPI.Comm",
+        comm: "MPI.Intracomm",
+        limits: Limits,
+        *,
+        started_mpi: bool,
     ) -> None:
+        self._started_mpi = started_mpi
         self._wire = MpiWire(comm)
         self.endpoint = PolledEndpoint(comm.Get_rank(), comm.Get_size(), self._wire, limits)
         _kept.append(self.endpoint)
@@ -190,10 +198,11 @@ class MpiJob:
         """End this rank's part.
 
         With `ok`, which all ranks must pass or none, it closes the endpoint, waits until all ranks are here,
-        and frees the communicators; MPI_Finalize, which mpi4py calls at exit, then returns at once.
+        frees the communicators, and ends MPI where `join` had started it.
 
-        Without it nothing here waits for others. A rank that failed, or outlived one that did, must then end
-        by `os._exit(status)`: MPI_Finalize may hang for ever, and mpi4py would call it at a normal exit.
+        Without it nothing here waits for others, and MPI is not ended: MPI_Finalize could hang for ever. A
+        process that ends without it makes the launcher end the whole job, so a rank that breaks on its way
+        leaves nobody waiting.
 
         Raises:
             TooLate: with `ok`, a rank did not come in time; end by `os._exit`.
@@ -206,6 +215,10 @@ class MpiJob:
         _wait(self._comm.Ibarrier(), timeout_seconds, "leave", self.endpoint.discard)
         self._comm.Free()
         self._group_comm.Free()
+        if self._started_mpi:
+            from mpi4py import MPI
+
+            MPI.Finalize()
 
 
 def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LIMITS) -> MpiJob:
@@ -220,6 +233,11 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
         TooLate: a rank did not call it in time.
         TransportError: srun started more processes than MPI sees.
     """
+    started_mpi = "mpi4py.MPI" not in sys.modules
+    if started_mpi:
+        import mpi4py
+
+        mpi4py.rc.finalize = False  # at an exit after an error it would wait for the others; see `leave`
     from mpi4py import MPI
 
     _ignore_deaths()
@@ -231,7 +249,7 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     group_comm = world.Split(names.index(group), world.Get_rank())
     private = world.Dup()
     private.Set_errhandler(MPI.ERRORS_RETURN)
-    return MpiJob(cards, group_comm, private, limits)
+    return MpiJob(cards, group_comm, private, limits, started_mpi=started_mpi)
 
 
 def _ignore_deaths() -> None:
@@ -271,11 +289,12 @@ def _groups_of(names: list[str]) -> dict[str, tuple[int, ...]]:
 def _wait(
     request: "MPI.Request", timeout_seconds: float, what: str, meanwhile: Callable[[], object] = lambda: None
 ) -> None:
-    """Wait without spinning, as a blocking MPI call would."""
-    deadline = time.monotonic() + timeout_seconds
+    """Wait without spinning, as a blocking MPI call would, with ever longer sleeps."""
+    deadline, sleep_seconds = time.monotonic() + timeout_seconds, 1e-3
     while not request.Test():
         if time.monotonic() >= deadline:
             _kept.append(request)
             raise TooLate(f"{what}: a rank did not come within {timeout_seconds} s")
         meanwhile()
-        time.sleep(1e-3)
+        time.sleep(sleep_seconds)
+        sleep_seconds = min(1.05 * sleep_seconds, 20e-3)

@@ -1,0 +1,213 @@
+"""The loop over the in-process transport: whatever goes wrong, every rank ends with the reason, in time."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from msdata_transport import Faults, Message, connect
+from roles.played import make_join, make_placement
+
+import msdata_jax as msd
+from msdata_jax.batching.assembly import RowFormat
+from msdata_jax.errors import JobFailed
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.data_constructor import DataConstructor
+from msdata_jax.roles.effects import Finish, Run, Send
+from msdata_jax.runtime import loop as loop_module
+from msdata_jax.runtime.data_rank import run_loader, run_planner
+from msdata_jax.runtime.loop import RoleLoop
+
+PATIENCE_SECONDS = 20.0
+
+
+class Thread:
+    """Runs a loop on a thread and keeps what it ended with."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.result: object = None
+        self._run = run
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
+
+    def _keep(self) -> None:
+        try:
+            self.result = self._run()
+        except JobFailed as failed:
+            self.result = failed
+
+    def join(self) -> object:
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive()
+        return self.result
+
+
+class Job:
+    """A planner, two loaders and a constructor: ranks 0 to 3, on threads."""
+
+    def __init__(self, faults: Faults | None = None, read: Callable[[dict], dict] = lambda record: record):
+        records = [{"tokens": np.full(8, 1 + i, np.int32)} for i in range(50)]
+        source = msd.Source(records, [read], block_size=4)
+        strategy = msd.DGraph().mix({"a": 1, "b": 1}).pack(seq_len=8, rows=2)
+        recipe = msd.Recipe(sources={"a": source, "b": source}, strategy=strategy)
+        placement = make_placement(num_loaders=2)
+        self.endpoints = connect(4, faults)
+        form = RowFormat(seq_len=8, patches_per_row=0, patch_values=0, context_order=None)
+        role = DataConstructor(placement, form, make_join(recipe))
+        self.steps: list[int] = []
+        self.stepped = threading.Event()
+        self.loop = RoleLoop(role, self.endpoints[3], on_deliver=self._deliver, on_end=lambda _: None)
+        self.threads = [
+            Thread(lambda: run_planner(recipe, placement, self.endpoints[0])),
+            *(
+                Thread(lambda rank=rank: run_loader(recipe, placement, self.endpoints[rank], num_threads=1))
+                for rank in (1, 2)
+            ),
+            Thread(self.loop.run),
+        ]
+
+    def _deliver(self, delivered) -> None:
+        self.steps.append(delivered.expect.step)
+        self.stepped.set()
+
+    def join(self) -> list:
+        return [thread.join() for thread in self.threads]
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_loader_that_dies_ends_the_job_on_every_rank_and_is_named(victim: int) -> None:
+    faults = Faults()
+    job = Job(faults)
+    assert job.stepped.wait(PATIENCE_SECONDS)
+    begin = time.monotonic()
+    faults.kill(victim)
+    ends = job.join()
+    assert time.monotonic() - begin < loop_module.FAILURE_SECONDS
+    for rank, end in enumerate(ends):
+        assert isinstance(end, JobFailed), (rank, end)
+        assert end.rank == victim
+    assert f"rank {victim} is lost: it was killed" in ends[3].message
+
+
+def test_without_the_planner_every_rank_ends_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "FAILURE_SECONDS", 0.2)
+    faults = Faults()
+    job = Job(faults)
+    assert job.stepped.wait(PATIENCE_SECONDS)
+    faults.kill(0)
+    ends = job.join()
+    assert [end.rank for end in ends] == [0, 0, 0, 0]
+    assert "lost contact: rank 0 is lost" in ends[3].message
+
+
+def test_a_message_of_no_known_kind_ends_the_job() -> None:
+    job = Job()
+    assert job.stepped.wait(PATIENCE_SECONDS)
+    job.endpoints[2].send(1, Message(kind="Gossip"))
+    ends = job.join()
+    assert {str(end) for end in ends} == {
+        "rank 1 failed: MSDataError: a message of kind 'Gossip' is none that roles exchange"
+    }
+
+
+def test_a_worker_that_raises_ends_the_job_whatever_it_raises() -> None:
+    def leave(record: dict) -> dict:
+        raise SystemExit("a transform called sys.exit")
+
+    ends = Job(read=leave).join()
+    assert len({str(end) for end in ends}) == 1
+    assert ends[3].rank in (1, 2)
+    assert "SystemExit: a transform called sys.exit" in ends[3].message
+
+
+def test_leaving_is_an_orderly_end() -> None:
+    job = Job()
+    assert job.stepped.wait(PATIENCE_SECONDS)
+    job.loop.post(m.Leave())
+    ends = job.join()
+    assert not [end for end in ends if isinstance(end, JobFailed)]
+    assert len(ends[3]["loaders"]) == 2
+    assert job.steps == list(range(len(job.steps)))
+
+
+class Scripted:
+    """A role that does what a test says, and tells nobody of a failure but rank 1."""
+
+    def __init__(self, start=(), handle=None, tick=None) -> None:
+        self._start, self._handle, self._tick = start, handle, tick
+
+    def start(self):
+        return self._start() if callable(self._start) else self._start
+
+    def handle(self, sender, message):
+        if isinstance(message, m.Failed):
+            return [Send(rank=1, message=message)]
+        return self._handle(sender, message)
+
+    def tick(self, elapsed_seconds):
+        return self._tick(elapsed_seconds) if self._tick else []
+
+
+def raises(*_: object) -> None:
+    raise ValueError("broken")
+
+
+STOP = Message(kind="Stop", header={"values": {}, "arrays": [], "records": {}})
+
+
+@pytest.mark.parametrize(
+    "role",
+    [
+        Scripted(start=raises),
+        Scripted(handle=raises),
+        Scripted(handle=lambda *_: [], tick=raises),
+        Scripted(start=[Run(call=raises)], handle=lambda *_: []),
+    ],
+    ids=["start", "handle", "tick", "worker"],
+)
+def test_a_role_that_raises_says_so_and_ends_where_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch, role: Scripted
+) -> None:
+    shown: list[JobFailed] = []
+    endpoint, other = connect(2)
+    monkeypatch.setattr(loop_module, "FAILURE_SECONDS", 0.1)
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.05)
+    other.send(0, STOP)
+    end = Thread(RoleLoop(role, endpoint, on_failure=shown.append).run).join()
+    assert isinstance(end, JobFailed)
+    assert end.rank == 0
+    assert end.message.endswith("ValueError: broken")
+    assert shown == [end]
+    sender, message = other.receive(0.0)
+    assert (sender, message.kind) == (0, "Failed")
+    assert message.header["values"]["message"] == end.message
+
+
+def test_nothing_happens_after_finish() -> None:
+    def finish(*_: object) -> list:
+        return [Finish(figures={"steps": 3})]
+
+    endpoint, other = connect(2)
+    for _ in range(3):
+        other.send(0, STOP)
+    loop = RoleLoop(Scripted(handle=finish, tick=lambda elapsed: []), endpoint)
+    assert Thread(loop.run).join() == {"steps": 3}
+    assert endpoint.receive(0.0)[1].kind == "Stop"  # the others were left where they are
+
+
+def test_a_worker_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "WORKER_SECONDS", 0.1)
+    never = threading.Event()
+
+    def hang() -> m.Stop:
+        never.wait(PATIENCE_SECONDS)
+        return m.Stop()
+
+    endpoint, other = connect(2)
+    role = Scripted(start=[Run(call=hang)], handle=lambda *_: [Finish()])
+    other.send(0, STOP)
+    begin = time.monotonic()
+    assert Thread(RoleLoop(role, endpoint).run).join() == {}
+    assert time.monotonic() - begin < 5
+    never.set()
