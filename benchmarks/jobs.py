@@ -36,9 +36,7 @@ def launch(folder: Path, *, loaders: int, trainers: int, steps: int, warm_up: in
     report = folder / "report.json"
     options = ("--steps", str(steps), "--warm-up", str(warm_up), "--trainers", str(trainers))
     train = (str(TEXT_JOB / "train.py"), str(report), *options)
-    line = command_line(
-        loaders=loaders, trainers=trainers, threads=1, recipe=TEXT_JOB / "recipe.py", train=train
-    )
+    line = command_line(loaders=loaders, trainers=trainers, recipe=TEXT_JOB / "recipe.py", train=train)
     return _report_of(line, folder, report)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from msdata_jax.roles.planner import START_SECONDS
 from msdata_jax.runtime.job import join_as_trainer
 
 
@@ -18,7 +19,9 @@ class Processes:
     num_processes: int
 
 
-def initialize(*, num_cpu_devices: int | None = None, use_jax: bool = True) -> Processes:
+def initialize(
+    *, num_cpu_devices: int | None = None, use_jax: bool = True, start_seconds: float = START_SECONDS
+) -> Processes:
     """Join the job; call it at the top of the training script, before JAX's devices are used.
 
     Alone (`python train.py`) it only sets the CPU devices. Under `msdata launch` or `msdata serve` it meets
@@ -27,11 +30,12 @@ def initialize(*, num_cpu_devices: int | None = None, use_jax: bool = True) -> P
     Args:
         num_cpu_devices: use the CPU, as so many devices for each process; None leaves JAX's choice.
         use_jax: False for trainers that do not use JAX.
+        start_seconds: time for all ranks to come.
 
     Raises:
         LaunchError: the ranks form no job, or JAX's devices were used before.
     """
-    job = join_as_trainer()
+    job = join_as_trainer(start_seconds)
     process_index, num_processes = (job.process_index, job.num_processes) if job else (0, 1)
     if use_jax:
         from msdata_jax.spmd import distributed

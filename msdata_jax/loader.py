@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msdata_jax.batching.assembly import RowFormat, field_shapes
-from msdata_jax.batching.context import context_order
 from msdata_jax.errors import JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.planning.graph import DGraph
-from msdata_jax.planning.place_tree import Axes, ClientPlaceTree, MeshLayout, Spec, single_process_layout
+from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout, Spec
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
+from msdata_jax.runtime.fields import field_specs, global_shapes, layout_without_mesh, row_format
 from msdata_jax.runtime.figures import process_figures
 from msdata_jax.runtime.job import LocalJob, TrainingJob, current_job, is_launched, start_in_process
 from msdata_jax.runtime.loop import WORKER_SECONDS, describe_failure
@@ -74,19 +73,18 @@ class DataLoader:
         )  # fmt: skip
         job = _free_job()
         graph = _graph_of(recipe)
-        layout = _layout(mesh, graph)
+        layout, given = _plain(mesh, specs, graph)
         _check_processes(layout, job, has_mesh=mesh is not None)
         tree = ClientPlaceTree(layout, graph.broadcast_axes)
-        form = _row_format(graph, tree)
-        shapes = {name: shape for name, (shape, _) in field_shapes(form, graph.packing.rows).items()}  # pyright: ignore[reportOptionalMemberAccess]
-        plain = _field_specs(specs, graph, shapes)
-        _check_specs(tree, graph, plain, shapes)
+        form = row_format(graph, tree)
+        shapes = global_shapes(graph, form)
+        plain = field_specs(given, graph, tree, shapes)
         process = job.process_index if job else 0
         emit = _emit_numpy
         if mesh is not None:
             from msdata_jax.spmd.arrays import ArrayEmitter
 
-            rows = tree.rows_of_process(process, plain["tokens"][0], graph.packing.rows)  # pyright: ignore[reportOptionalMemberAccess]
+            rows = tree.rows_of_process(process, plain["tokens"][0], shapes["tokens"][0])
             emit = ArrayEmitter(mesh, plain, shapes, rows).emit
         row_axes = plain["tokens"][0]
         join = m.Join(
@@ -151,6 +149,9 @@ class DataLoader:
         begin = time.perf_counter()
         try:
             step = self._side.next_step(self._step_seconds)
+        except StopIteration:
+            self.close()  # the others may end too, also where this one is never closed by hand
+            raise
         except JobFailed:
             if self._job is not None:
                 self._job.failed = True
@@ -177,7 +178,7 @@ class DataLoader:
 
     @property
     def job_figures(self) -> Mapping[str, Any]:
-        """After `close`: figures of every rank (memory, CPU time, open files, bad samples)."""
+        """After the last step or `close`: figures of all ranks: memory, CPU time, open files, bad samples."""
         return self._side.figures
 
     def close(self) -> None:
@@ -246,6 +247,19 @@ def _free_job() -> TrainingJob | None:
     return job
 
 
+def _plain(
+    mesh: "Mesh | None", specs: "Mapping[str, PartitionSpec] | None", graph: DGraph
+) -> tuple[MeshLayout, dict[str, Spec]]:
+    """Mesh and specs as the planner understands them; JAX is imported only where there is a mesh."""
+    if mesh is None:
+        if specs:
+            raise RecipeError(f"specs {sorted(specs)} need a mesh: DataLoader(recipe, mesh=..., specs=...)")
+        return layout_without_mesh(graph), {}
+    from msdata_jax.spmd.mesh import layout_of, plain_specs
+
+    return layout_of(mesh), plain_specs(specs or {})
+
+
 def _check_processes(layout: MeshLayout, job: TrainingJob | None, *, has_mesh: bool) -> None:
     """Refuse a mesh that is not over all training processes and no other."""
     num_processes = job.num_processes if job else 1
@@ -264,85 +278,3 @@ def _check_processes(layout: MeshLayout, job: TrainingJob | None, *, has_mesh: b
         f"the mesh has devices of {layout.num_processes} processes; the job has {num_processes} training "
         f"processes: {way_out}"
     )
-
-
-def _layout(mesh: "Mesh | None", graph: DGraph) -> MeshLayout:
-    if mesh is not None:
-        from msdata_jax.spmd.mesh import layout_of
-
-        return layout_of(mesh)
-    axes: list[str] = []
-    for each in (graph.distribution.axis, graph.distribution.context_axis, graph.broadcast_axes):
-        axes += [axis for axis in _as_tuple(each) if axis not in axes]
-    return single_process_layout(axes or ["dp"])
-
-
-def _row_format(graph: DGraph, tree: ClientPlaceTree) -> RowFormat:
-    graph.check_mesh(tree)
-    pack, spread = graph.packing, graph.distribution
-    assert pack is not None
-    order = context_order(pack.seq_len, tree.axis_size(spread.context_axis), spread.context_layout)
-    return RowFormat(
-        seq_len=pack.seq_len,
-        patches_per_row=pack.patches_per_row,
-        patch_values=pack.patch_values,
-        context_order=order,
-    )
-
-
-def _field_specs(
-    specs: "Mapping[str, PartitionSpec] | None", graph: DGraph, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Spec]:
-    """A spec for every field."""
-    given: dict[str, Spec] = {}
-    if specs:
-        from msdata_jax.spmd.mesh import plain_specs
-
-        given = plain_specs(specs)
-    unknown = sorted(set(given) - set(shapes))
-    if unknown:
-        raise RecipeError(f"specs name the fields {unknown}; a batch of this recipe has {sorted(shapes)}")
-    spread = graph.distribution
-    tokens = given.get("tokens", (spread.axis, spread.context_axis))
-    plain = {name: tokens if name != "patches" else tokens[:1] for name in shapes} | given
-    # As many entries as dims, so that every check can name each dim's axes.
-    return {name: (*spec, *(None,) * (len(shapes[name]) - len(spec))) for name, spec in plain.items()}
-
-
-def _check_specs(
-    tree: ClientPlaceTree, graph: DGraph, specs: Mapping[str, Spec], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Refuse specs that do not divide, or contradict the strategy or one another."""
-    spread = graph.distribution
-    row_axes = specs["tokens"][0]
-    for name, spec in specs.items():
-        tree.check_spec(name, spec, shapes[name])
-        if _as_tuple(spec[0]) != _as_tuple(row_axes):
-            raise RecipeError(
-                f"every field cuts its rows alike; specs['tokens'] cuts them along {row_axes!r}, "
-                f"specs[{name!r}] along {spec[0]!r}"
-            )
-        if (
-            spread.context_layout == "zigzag"
-            and name != "patches"
-            and _as_tuple(spec[1]) != _as_tuple(spread.context_axis)
-        ):
-            raise RecipeError(
-                f"distribute(context_axis={spread.context_axis!r}, context_layout='zigzag') orders the "
-                f"places for that axis; specs[{name!r}] cuts them along {spec[1]!r}"
-            )
-    wanted = _as_tuple(spread.axis)
-    if _as_tuple(row_axes)[: len(wanted)] != wanted:
-        raise RecipeError(
-            f"distribute({spread.axis!r}) balances the parts along that axis; "
-            f"specs['tokens'] cuts rows along {row_axes!r}"
-        )
-    broadcast = set(tree.broadcast_axes) & set(_as_tuple(row_axes))
-    if broadcast:
-        raise RecipeError(
-            f"broadcast_at{tree.broadcast_axes} repeats rows along axes that cut them: {sorted(broadcast)}"
-        )
-
-
-def _as_tuple(axes: Axes) -> tuple[str, ...]:
-    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

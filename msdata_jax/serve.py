@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from msdata_jax.errors import JobFailed
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import placement_from_groups
+from msdata_jax.roles.planner import START_SECONDS
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.job import join_job, leave_job
 from msdata_jax.runtime.loop import FAILURE_SECONDS, describe_failure
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 LINGER_SECONDS = FAILURE_SECONDS + 1
 
 
-def serve(recipe: Recipe, role: str, *, num_threads: int = 1) -> int:
+def serve(recipe: Recipe, role: str, *, num_threads: int = 1, start_seconds: float = START_SECONDS) -> int:
     """Play `role` (`planner` or `loader`) until the job is over.
 
-    Every rank of `MPI.COMM_WORLD` must come: the training ranks by `msd.initialize()`.
+    Every rank of `MPI.COMM_WORLD` must come within `start_seconds`, the training ranks by `msd.initialize()`;
+    then they have as long again to build their DataLoader.
 
     Returns:
         0 when the job ended well. A failed job ends the process with status 1, some seconds after the
@@ -30,7 +32,7 @@ def serve(recipe: Recipe, role: str, *, num_threads: int = 1) -> int:
     Raises:
         LaunchError: the ranks form no job.
     """
-    mpi = join_job(role)
+    mpi = join_job(role, start_seconds)
     placement = placement_from_groups(mpi.groups)
 
     def show(failed: JobFailed) -> None:
@@ -39,7 +41,7 @@ def serve(recipe: Recipe, role: str, *, num_threads: int = 1) -> int:
 
     try:
         if role == "planner":
-            run_planner(recipe, placement, mpi.endpoint, on_failure=show)
+            run_planner(recipe, placement, mpi.endpoint, start_seconds=start_seconds, on_failure=show)
         else:
             run_loader(recipe, placement, mpi.endpoint, num_threads=num_threads, on_failure=show)
     except JobFailed:

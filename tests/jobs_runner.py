@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,13 @@ def environment(data: Path, **extra: str) -> dict[str, str]:
     }
 
 
-def launch_line(loaders: int, trainers: int, *train: str, recipe: Path = JOBS / "recipe.py") -> list[str]:
+def launch_line(
+    loaders: int,
+    trainers: int,
+    *train: str,
+    recipe: Path = JOBS / "recipe.py",
+    options: Sequence[str] = (),
+) -> list[str]:
     line = [
         sys.executable,
         "-m",
@@ -40,6 +47,7 @@ def launch_line(loaders: int, trainers: int, *train: str, recipe: Path = JOBS / 
         str(loaders),
         "--trainers",
         str(trainers),
+        *options,
     ]
     return [*line, str(recipe), "--", *train]
 

@@ -137,7 +137,6 @@ def run_tiny_job(num_loaders: int, num_trainers: int, seconds: float) -> TinyJob
             line = command_line(
                 loaders=num_loaders,
                 trainers=num_trainers,
-                threads=1,
                 recipe=_HERE / "_doctor_recipe.py",
                 train=train,
             )

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
@@ -31,11 +31,24 @@ LOOK_AGAIN_SECONDS = 0.5
 @click.option(
     "--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads a loader."
 )
+@click.option(
+    "--start-seconds",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Time for all ranks to come, and then to build their DataLoader.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the mpiexec command and stop.")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(
-    loaders: int, trainers: int, threads: int, dry_run: bool, recipe: Path, train: tuple[str, ...]
+def command(  # noqa: PLR0917 - click calls it by name
+    loaders: int,
+    trainers: int,
+    threads: int,
+    start_seconds: float,
+    dry_run: bool,
+    recipe: Path,
+    train: tuple[str, ...],
 ) -> int:
     """Start a job on this machine: one planner, LOADERS loaders and TRAINERS training processes.
 
@@ -45,7 +58,13 @@ def command(
     \b
     msdata launch --loaders 3 --trainers 2 recipe.py -- train.py --steps 100
     """
-    line = command_line(loaders=loaders, trainers=trainers, threads=threads, recipe=recipe, train=train)
+    line = command_line(
+        loaders=loaders,
+        trainers=trainers,
+        data_options=("--threads", str(threads), "--start-seconds", f"{start_seconds:g}"),
+        recipe=recipe,
+        train=train,
+    )
     if dry_run:
         click.echo(shlex.join(line))
         return 0
@@ -56,7 +75,7 @@ def command(
 
 
 def command_line(
-    *, loaders: int, trainers: int, threads: int, recipe: Path, train: tuple[str, ...]
+    *, loaders: int, trainers: int, data_options: Sequence[str] = (), recipe: Path, train: Sequence[str]
 ) -> list[str]:
     """The mpiexec command of a job (MPMD: data ranks beside the training script).
 
@@ -68,7 +87,7 @@ def command_line(
         raise LaunchError(
             "no mpiexec beside this Python or on PATH; `pip install 'msdata-jax[mpi]'` brings one"
         )
-    data = [sys.executable, "-m", "msdata_jax", "serve", "--threads", str(threads), "--role"]
+    data = [sys.executable, "-m", "msdata_jax", "serve", *data_options, "--role"]
     return [
         mpiexec,
         *("-n", "1", *data, "planner", str(recipe)),

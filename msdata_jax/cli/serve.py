@@ -19,9 +19,23 @@ from msdata_jax.runtime.job import ROLE_VARIABLE
 @click.option(
     "--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads of a loader."
 )
+@click.option(
+    "--start-seconds",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Time for all ranks to come, and then to build their DataLoader.",
+)
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, type=click.UNPROCESSED)
-def command(role: str | None, roles: str | None, threads: int, recipe: Path, train: tuple[str, ...]) -> int:
+def command(
+    role: str | None,
+    roles: str | None,
+    threads: int,
+    start_seconds: float,
+    recipe: Path,
+    train: tuple[str, ...],
+) -> int:
     """Be one rank of a job.
 
     Start every rank alike under mpiexec or srun, with --roles; trainers then run the script behind `--`:
@@ -50,7 +64,7 @@ def command(role: str | None, roles: str | None, threads: int, recipe: Path, tra
     from msdata_jax.sources.without_jax import block_jax
 
     block_jax()
-    return serve(load_recipe(recipe), role, num_threads=threads)
+    return serve(load_recipe(recipe), role, num_threads=threads, start_seconds=start_seconds)
 
 
 def _become_trainer(train: tuple[str, ...]) -> int:

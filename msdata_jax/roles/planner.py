@@ -19,7 +19,7 @@ from msdata_jax.roles.joining import check_joins
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.streams import SourceStream
 
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 """Time for every rank to come and every source to open."""
 
 
@@ -77,7 +77,7 @@ class Planner:
         return [Send(rank=loader, message=m.OpenSource(source=source)) for source, loader in self._opening()]
 
     def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
-        """End the job where somebody does not come in time."""
+        """Refuse to wait for ever. Raises LaunchError where somebody did not come in time."""
         if self._clients or elapsed_seconds < self._start_seconds:
             return []
         silent = sorted(set(self._placement.constructors) - set(self._joins))
@@ -88,9 +88,9 @@ class Planner:
         ]
         waiting = [f"constructor ranks {silent} to build their DataLoader"] if silent else []
         waiting += [f"sources to open: {', '.join(unopened)}"] if unopened else []
-        return self._abort(
-            self._placement.planner,
-            f"the job did not start within {self._start_seconds:g} s; waiting for {'; for '.join(waiting)}",
+        raise LaunchError(
+            f"the job did not start within {self._start_seconds:g} s (--start-seconds); waiting for "
+            f"{'; for '.join(waiting)}",
         )
 
     def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:

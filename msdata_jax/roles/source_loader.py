@@ -165,12 +165,12 @@ class SourceLoader:
     def _close(self) -> Sequence[Effect]:
         figures = {
             "sources": len(self._readers),
-            "open_files": {str(source): r.num_open_files for source, r in self._readers.items()},
+            "open_files": {str(source): r.num_open_files for source, r in list(self._readers.items())},
             "read_seconds": round(self._read_seconds, 3),
             "samples": self._num_samples,
             **self._process_figures(),
         }
-        for reader in self._readers.values():
+        for reader in list(self._readers.values()):
             reader.close()
         return [*self._tell(m.Farewell(figures=figures)), Finish()]
 

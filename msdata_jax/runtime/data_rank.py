@@ -9,7 +9,7 @@ from msdata_transport import Endpoint
 from msdata_jax.errors import JobFailed
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import Placement
-from msdata_jax.roles.planner import Planner
+from msdata_jax.roles.planner import START_SECONDS, Planner
 from msdata_jax.roles.source_loader import Reader, SourceLoader
 from msdata_jax.runtime.figures import process_figures
 from msdata_jax.runtime.loop import RoleLoop
@@ -19,10 +19,15 @@ OnFailure = Callable[[JobFailed], None]
 
 
 def run_planner(
-    recipe: Recipe, placement: Placement, endpoint: Endpoint, *, on_failure: OnFailure | None = None
+    recipe: Recipe,
+    placement: Placement,
+    endpoint: Endpoint,
+    *,
+    start_seconds: float = START_SECONDS,
+    on_failure: OnFailure | None = None,
 ) -> Mapping[str, Any]:
     """Plan until every trainer left; returns everybody's figures. Raises JobFailed."""
-    role = Planner(recipe, placement, process_figures=process_figures)
+    role = Planner(recipe, placement, start_seconds, process_figures)
     return RoleLoop(role, endpoint, on_failure=on_failure).run()
 
 

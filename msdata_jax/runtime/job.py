@@ -80,7 +80,7 @@ def is_launched() -> bool:
     return os.environ.get(ROLE_VARIABLE) == "constructor"
 
 
-def join_as_trainer() -> TrainingJob | None:
+def join_as_trainer(start_seconds: float) -> TrainingJob | None:
     """Join the MPI job as a training process; None when this process was started alone.
 
     Raises:
@@ -98,14 +98,14 @@ def join_as_trainer() -> TrainingJob | None:
                 f"`msdata serve --roles planner=1,loaders=3,trainers={size} recipe.py -- train.py`"
             )
         return None
-    mpi = join_job("constructor")
+    mpi = join_job("constructor", start_seconds)
     _job = TrainingJob(mpi=mpi, placement=placement_from_groups(mpi.groups))
     _install_exit_hooks(_job)
     return _job
 
 
-def join_job(role: str) -> "MpiJob":
-    """Meet all ranks of the MPI job.
+def join_job(role: str, start_seconds: float) -> "MpiJob":
+    """Meet all ranks of the MPI job, for at most `start_seconds`.
 
     Raises:
         LaunchError: MPI does not load, or a rank did not come; this process then ends without MPI_Finalize,
@@ -114,7 +114,7 @@ def join_job(role: str) -> "MpiJob":
     try:
         from msdata_transport.mpi import join
 
-        return join(role)
+        return join(role, timeout_seconds=start_seconds)
     except ImportError as error:
         raise LaunchError(f"MPI does not load: {error}; `msdata doctor` says what to do") from error
     except TransportError as error:

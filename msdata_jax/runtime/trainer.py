@@ -66,9 +66,9 @@ class TrainerSide:
             JobFailed: a rank failed.
             MSDataError: no step came in time, or the loader is closed.
         """
-        if self._closed:
-            raise MSDataError("the DataLoader is closed; build a new one to read on")
         if self._ended is None:
+            if self._closed:
+                raise MSDataError("the DataLoader is closed; build a new one to read on")
             try:
                 item = self._steps.get(timeout=timeout_seconds)
             except queue.Empty:

@@ -9,14 +9,18 @@ from faulty_recipe import recipe
 
 import msdata_jax as msd
 
+fault = os.environ.get("MSDATA_TEST_FAULT", "")
+if fault == "absent":
+    time.sleep(60)  # busy with something else, and never there
 processes = msd.initialize(num_cpu_devices=1)
+if fault == "no loader":
+    time.sleep(60)
 
 import jax  # noqa: E402
 
 from msdata_jax.spmd.arrays import ArrayEmitter  # noqa: E402
 
 mesh = jax.make_mesh((processes.num_processes,), ("dp",))
-fault = os.environ.get("MSDATA_TEST_FAULT", "")
 is_second = processes.process_index == 1
 
 

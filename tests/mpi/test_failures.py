@@ -50,9 +50,10 @@ class Job:
 def start(tmp_path: Path) -> Iterator:
     jobs = []
 
-    def start_job(fault: str) -> Job:
+    def start_job(fault: str, *options: str) -> Job:
         mark = uuid.uuid4().hex
-        line = launch_line(2, 2, str(JOBS / "faulty_train.py"), recipe=JOBS / "faulty_recipe.py")
+        train, recipe = str(JOBS / "faulty_train.py"), JOBS / "faulty_recipe.py"
+        line = launch_line(2, 2, train, recipe=recipe, options=options)
         env = environment(tmp_path, MSDATA_TEST_FAULT=fault, MSDATA_TEST_MARK=mark)
         process = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         job = Job(process, mark)
@@ -225,6 +226,23 @@ def test_trainers_without_data_ranks_are_told_how_to_start() -> None:
     assert done.returncode != 0
     assert "none of them a data rank" in done.stdout + done.stderr
     assert "msdata launch --loaders 3 --trainers 2" in done.stdout + done.stderr
+
+
+def test_a_trainer_that_never_joins_ends_the_job_in_the_stated_time(start) -> None:
+    begin = time.monotonic()
+    job = start("absent", "--start-seconds", "4")
+    assert_gone(job, begin + 4)
+    assert job.process.returncode == 1
+    assert "in join" in job.text  # where the ranks that came were waiting
+
+
+def test_trainers_without_a_loader_end_the_job_in_the_stated_time(start) -> None:
+    job = start("no loader", "--start-seconds", "3")
+    message = "the job did not start within 3 s (--start-seconds); waiting for constructor ranks [3, 4]"
+    job.wait_for_text(message)
+    assert_gone(job, job.time_of(message))
+    assert job.process.returncode == 1
+    assert job.text.count(message) == 1
 
 
 def test_spmd_start_by_a_spec_of_roles(tmp_path: Path) -> None:

@@ -201,8 +201,11 @@ def test_the_end_is_the_end_and_a_closed_loader_says_so() -> None:
     with msd.DataLoader(recipe, num_steps=2) as loader:
         assert len(list(loader)) == 2
         assert list(loader) == []
+    assert list(loader) == []  # closing does not make more of it
+    with msd.DataLoader(recipe) as early:
+        next(early)
     with pytest.raises(msd.MSDataError, match="closed"):
-        next(loader)
+        next(early)
     assert set(loader.job_figures) >= {"planner", "loaders", "constructors", "sources"}
 
 

@@ -9,6 +9,7 @@ Rules that keep the living going when a rank dies (measured: without them most s
 """
 
 import contextlib
+import faulthandler
 import signal
 import struct
 import sys
@@ -224,6 +225,9 @@ class MpiJob:
 def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LIMITS) -> MpiJob:
     """Load MPI and meet all ranks of `MPI.COMM_WORLD`; each calls this once with the name of its group.
 
+    Where a rank does not even start MPI in time, the process ends with status 1 and a stack trace that shows
+    this call: MPI_Init waits for all ranks and cannot be left.
+
     mpi4py asks for THREAD_MULTIPLE unless told otherwise. THREAD_SERIALIZED is enough while one thread at a
     time uses MPI, THREAD_FUNNELED while that is the main thread. SIGUSR1 is ignored from here on, unless the
     program had a handler for it: MPICH's launcher sends it when a rank dies.
@@ -238,7 +242,12 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
         import mpi4py
 
         mpi4py.rc.finalize = False  # at an exit after an error it would wait for the others; see `leave`
-    from mpi4py import MPI
+    # A thread of C ends the process, since MPI_Init holds the interpreter while it waits.
+    faulthandler.dump_traceback_later(timeout_seconds, exit=True)
+    try:
+        from mpi4py import MPI
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
     _ignore_deaths()
     world = MPI.COMM_WORLD
