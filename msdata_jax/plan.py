@@ -21,7 +21,7 @@ class StepPlan:
     Attributes:
         step: from 0.
         samples: SampleInfo records `[segments]`.
-        row: int32 `[segments]`, row that the segment is in; rows are numbered by content.
+        row: int32 `[segments]`, row that the segment is in; rows are numbered by content and step.
         offset: int32 `[segments]`, first place in the row.
         start: int32 `[segments]`, first token of the sample that is used.
         length: int32 `[segments]`, tokens that are used.

@@ -73,7 +73,8 @@ def _merge(recipe: Recipe, groups: int, context_parts: int, streams: list) -> It
         credit = [
             c + total * w - WEIGHT_SCALE * u for c, w, u in zip(credit, weights, drawn_units, strict=True)
         ]
-        rows, carry = pack_rows(recipe, pool, len(carry))
+        packed, carry = pack_rows(recipe, pool, len(carry))
+        rows = [packed[r] for r in sorted(range(pack.rows), key=lambda r: (splitmix64((step << 32) + r), r))]
         order = balance_rows(recipe, rows, groups)
         yield write_rows(recipe, [rows[r] for r in order], context_parts)
         step += 1
@@ -109,6 +110,13 @@ def due_tick(node: tuple) -> int:
 def unit(sample: dict, name: str) -> int:
     """Units of one draw."""
     return 1 if name == "samples" else max(int(sample["info"][name]), 1)
+
+
+def splitmix64(value: int) -> int:
+    """The finaliser of splitmix64."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        value = (value ^ (value >> shift)) * factor % 2**64
+    return value ^ (value >> 31)
 
 
 def pack_rows(recipe: Recipe, pool: list[dict], num_carried: int) -> tuple[list[list[dict]], list[dict]]:

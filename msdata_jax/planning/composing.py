@@ -168,6 +168,7 @@ def _pack(rules: Rules, state: StreamState, fresh: np.ndarray) -> tuple[StepPlan
     costs = rules.cost(_as_used(pool, length))
     row = assign_rows(pack, length, pool["patches"], costs, len(state.carry))
     placed = np.flatnonzero(row >= 0)
+    row[placed] = shuffled_rows(state.step, pack.rows)[row[placed]]
     placed = placed[np.lexsort((placed, row[placed]))]
     row, length, costs = row[placed], length[placed], costs[placed]
     row_start = np.searchsorted(row, row)  # index of the first segment of the same row
@@ -193,6 +194,22 @@ def _pack(rules: Rules, state: StreamState, fresh: np.ndarray) -> tuple[StepPlan
     waits = np.ones(len(pool), dtype=bool)
     waits[placed] = False
     return plan, pool[waits]
+
+
+def shuffled_rows(step: int, num_rows: int) -> np.ndarray:
+    """int64 `[num_rows]`: a permutation, another one each step, that knows nothing of what rows cost.
+
+    Packing leaves like rows beside each other (a row of many short samples nearly always holds an early one),
+    so that rows dealt out in turn would always be dearer for the same groups. Sorts by the finaliser of
+    splitmix64 (Steele, Lea, Flood 2014) over (step, row).
+    """
+    keys = np.arange(num_rows, dtype=np.uint64) + (np.uint64(step) << np.uint64(32))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        keys = (keys ^ (keys >> np.uint64(shift))) * np.uint64(factor)
+    order = np.argsort(keys ^ (keys >> np.uint64(31)), kind="stable")
+    number = np.empty(num_rows, dtype=np.int64)
+    number[order] = np.arange(num_rows)
+    return number
 
 
 def _units(infos: np.ndarray, unit: str) -> np.ndarray:

@@ -15,9 +15,11 @@ from strategies import make_infos, stories
 from msdata_jax import costs
 from msdata_jax.errors import BadSampleError, RecipeError
 from msdata_jax.planning import graph as graph_module
+from msdata_jax.planning.composing import shuffled_rows
 from msdata_jax.planning.graph import DGraph, EndOfData, NeedMore, initial_state
 from msdata_jax.planning.mixing import WEIGHT_SCALE
 from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout
+from msdata_jax.records import info_dtype
 
 PROGRAM = Path(__file__).with_name("digest_program.py")
 
@@ -89,7 +91,7 @@ def test_each_drawn_sample_is_delivered_dropped_or_carried_once_and_in_order(sto
 
 
 @given(stories())
-def test_within_a_row_and_between_rows_samples_keep_their_order(story):
+def test_within_a_row_samples_keep_their_order(story):
     graph, names, streams = story
     steps, _ = run_steps(graph, names, streams, ended=True)
     for composed in steps:
@@ -99,8 +101,6 @@ def test_within_a_row_and_between_rows_samples_keep_their_order(story):
             for s in range(len(names)):
                 of_source = keys(mine[mine["source"] == s])
                 assert of_source == sorted(of_source)
-        used = np.unique(plan.row)
-        assert used.tolist() == list(range(len(used)))  # empty rows come last
 
 
 @given(stories(), st.booleans(), st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 50]))
@@ -333,9 +333,36 @@ def test_description_tells_strategies_apart_and_names_functions():
     assert len(set(described)) == len(described)
 
 
+# --- a fair start -------------------------------------------------------------------------------------------
+
+
+def test_rows_dealt_out_in_turn_are_no_dearer_for_some_groups():
+    """Without balancing each of two groups costs the same on average; packing alone favours the first."""
+    rng = np.random.default_rng(7)
+    graph = DGraph().mix({"a": 1}).pack(seq_len=2048, rows=8).cost(backbone=squared)
+    infos = np.zeros(40_000, info_dtype())
+    infos["position"] = np.arange(len(infos))
+    infos["tokens"] = np.minimum(rng.lognormal(5.5, 1.3, len(infos)).astype(int) + 1, 2048)
+    state, first_half = initial_state(1), []
+    for _ in range(400):
+        composed = graph.compose(state, ["a"], [infos], [False])
+        infos, state = infos[composed.drawn[0] :], composed.state
+        first_half.append(composed.plan.row_cost[:4].sum() / composed.plan.row_cost.sum())
+    assert abs(np.mean(first_half) - 0.5) < 0.015
+
+
+def squared(infos):
+    return infos["tokens"] ** 2
+
+
+@given(st.integers(0, 2**31), st.integers(1, 300))
+def test_shuffled_rows_are_a_permutation(step, num_rows):
+    assert sorted(shuffled_rows(step, num_rows).tolist()) == list(range(num_rows))
+
+
 # --- digests ------------------------------------------------------------------------------------------------
 
-GOLDEN = "dcbb8f79cf3a59f8cb5464df6e64ef7e"
+GOLDEN = "73bc58435b8dd15f50e343251b2e7e65"
 """Digest of six steps. It changes only with PLAN_VERSION, or where the strategy itself is meant to change."""
 
 

@@ -103,7 +103,7 @@ def test_a_bad_sample_ends_the_data_at_the_step_that_needs_it() -> None:
     source = msd.Source(tokens(*[8] * 9), [refuse], shuffle=False, block_size=2)
     recipe = msd.Recipe(sources={"only": source}, strategy=strategy(only=1))
     with msd.DataLoader(recipe) as loader:
-        assert [next(loader)["tokens"][:, 0].tolist() for _ in range(2)] == [[1, 2], [3, 4]]
+        assert [sorted(next(loader)["tokens"][:, 0].tolist()) for _ in range(2)] == [[1, 2], [3, 4]]
         with pytest.raises(
             msd.BadSampleError, match=r"step 2: source 'only', position 5: refuse: ValueError: six is"
         ):
