@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 from msdata_transport import find_mpiexec
 
+from msdata_jax.cli import options
 from msdata_jax.cli.checks import PROCESSES, SHARED_MEMORY, unmapped_segments
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
@@ -28,16 +29,8 @@ LOOK_AGAIN_SECONDS = 0.5
 @click.command("launch", context_settings={"ignore_unknown_options": True})
 @click.option("--loaders", default=2, show_default=True, type=click.IntRange(1), help="Source loader ranks.")
 @click.option("--trainers", default=1, show_default=True, type=click.IntRange(1), help="Training processes.")
-@click.option(
-    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads a loader."
-)
-@click.option(
-    "--start-seconds",
-    default=600.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Time for all ranks to come, and then to build their DataLoader.",
-)
+@options.threads
+@options.start_seconds
 @click.option("--dry-run", is_flag=True, help="Print the mpiexec command and stop.")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, required=True, type=click.UNPROCESSED)

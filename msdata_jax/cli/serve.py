@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from msdata_transport.launch import rank_from_environment
 
+from msdata_jax.cli import options
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
 from msdata_jax.roles.placement import role_of_rank
@@ -16,16 +17,8 @@ from msdata_jax.runtime.job import ROLE_VARIABLE
 @click.command("serve", context_settings={"ignore_unknown_options": True})
 @click.option("--role", type=click.Choice(["planner", "loader", "constructor"]), help="This rank's role.")
 @click.option("--roles", help="Roles of all ranks in order, such as planner=1,loaders=3,trainers=2.")
-@click.option(
-    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads of a loader."
-)
-@click.option(
-    "--start-seconds",
-    default=600.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="Time for all ranks to come, and then to build their DataLoader.",
-)
+@options.threads
+@options.start_seconds
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, type=click.UNPROCESSED)
 def command(

@@ -1,0 +1,14 @@
+"""Options that several commands share."""
+
+import click
+
+threads = click.option(
+    "--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads of a loader."
+)
+start_seconds = click.option(
+    "--start-seconds",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="Time for all ranks to come, and then to build their DataLoader.",
+)
