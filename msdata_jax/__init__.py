@@ -48,7 +48,7 @@ _HOMES = {
     "Tokenize": "sources.tokenize",
 }
 
-__all__ = ["__version__", "costs", *_HOMES]  # noqa: PLE0604 - strings all
+__all__ = ["__version__", "costs", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -198,28 +198,34 @@ def check_shared_memory(folder: Path = SHARED_MEMORY) -> Check:
 
 
 def check_leftovers(
-    folder: Path = SHARED_MEMORY, processes: Path = PROCESSES, now: float | None = None
+    folder: Path = SHARED_MEMORY,
+    processes: Path = PROCESSES,
+    *,
+    now: float | None = None,
+    remove: bool = False,
 ) -> Check:
-    """Shared-memory files of MPICH jobs that were killed: ours, and mapped by no process."""
+    """Shared-memory files of MPICH jobs that were killed: old, ours, and mapped by no process.
+
+    Args:
+        folder: where MPICH puts them.
+        processes: where the kernel shows what each process maps.
+        now: seconds since 1970; None for the clock.
+        remove: delete them.
+    """
     now = time.time() if now is None else now
     found = unmapped_segments(folder, processes)
     left = [path for path, stat in found.items() if now - stat.st_mtime > LEFTOVER_SECONDS]
     if not left:
         return Check(name="leftovers", status="OK", detail=f"none in {folder}")
     num_mb = sum(found[path].st_size for path in left) / _MB
+    detail = f"{len(left)} files of killed MPI jobs in {folder}, {num_mb:.0f} MB, that no process maps"
+    if remove:
+        for path in left:
+            path.unlink(missing_ok=True)
+        return Check(name="leftovers", status="OK", detail=f"removed {detail}")
     return Check(
-        name="leftovers",
-        status="WARNING",
-        detail=f"{len(left)} files of killed MPI jobs in {folder}, {num_mb:.0f} MB, that no process maps",
-        way_out=_remove(left),
+        name="leftovers", status="WARNING", detail=detail, way_out="msdata doctor --remove-leftovers"
     )
-
-
-def _remove(paths: Sequence[Path]) -> str:
-    """A command for bash that removes files of one folder, short enough to read."""
-    names = [path.name.removeprefix("mpich_shm_") for path in paths]
-    some = names[0] if len(names) == 1 else f"{{{','.join(names)}}}"
-    return f"rm {paths[0].parent}/mpich_shm_{some}"
 
 
 def unmapped_segments(

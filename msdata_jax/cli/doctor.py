@@ -37,8 +37,9 @@ _COLOURS = {"OK": "green", "WARNING": "yellow", "TROUBLE": "bold red"}
     metavar="SECONDS",
     help="Time for each thing that is started.",
 )
+@click.option("--remove-leftovers", is_flag=True, help="Delete shared memory that killed MPI jobs left.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: checks, versions, ranks.")
-def command(loaders: int, trainers: int, deadline: float, as_json: bool) -> int:
+def command(loaders: int, trainers: int, deadline: float, remove_leftovers: bool, as_json: bool) -> int:
     """Check what is installed, then start a tiny real job under mpiexec and look at its ranks.
 
     One planner, LOADERS loaders and TRAINERS training processes take some steps of a recipe in memory. Each
@@ -53,7 +54,7 @@ def command(loaders: int, trainers: int, deadline: float, as_json: bool) -> int:
         )
     found: list[Check] = []
     ranks: dict[str, Any] = {}
-    for check, more in _examine(versions, loaders, trainers, deadline):
+    for check, more in _examine(versions, loaders, trainers, deadline, remove_leftovers):
         found.append(check)
         ranks.update(more)
     if as_json:
@@ -65,7 +66,7 @@ def command(loaders: int, trainers: int, deadline: float, as_json: bool) -> int:
 
 
 def _examine(
-    versions: Mapping[str, str], num_loaders: int, num_trainers: int, seconds: float
+    versions: Mapping[str, str], num_loaders: int, num_trainers: int, seconds: float, remove_leftovers: bool
 ) -> Iterator[tuple[Check, dict[str, Any]]]:
     """Every check in turn, with figures of ranks where it has some."""
     yield Check(name="python", status="OK", detail=f"{versions['python']}, {sys.executable}"), {}
@@ -79,6 +80,7 @@ def _examine(
     yield checks.check_mpiexec(mpiexec), {}
     for check in _check_machine(1 + num_loaders + num_trainers):
         yield check, {}
+    yield checks.check_leftovers(remove=remove_leftovers), {}
     yield checks.check_slurm(os.environ, library, shutil.which("srun") is not None), {}
     yield checks.check_alone(world_size_from_environment()), {}
     if "jax" in versions:
@@ -98,7 +100,6 @@ def _check_machine(num_ranks: int) -> Sequence[Check]:
         checks.check_memory(total, available, cgroup_memory_limit()),
         checks.check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         checks.check_shared_memory(),
-        checks.check_leftovers(),
     ]
 
 

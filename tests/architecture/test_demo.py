@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,16 @@ def test_demo(tmp_path: Path) -> None:
         assert f"{tmp_path}/{name}" in done.stdout
     assert "Gloo" not in done.stdout
     assert "peer ranks" not in done.stdout
+    assert losses_in_one_process(tmp_path / "data") == pytest.approx(report["losses"][:2], abs=2e-3)
+
+
+def losses_in_one_process(data: Path) -> list[float]:
+    """The same training script alone, without launcher: it has to see the same batches."""
+    line = [sys.executable, str(DEMO.parents[1] / "examples" / "train.py"), "--steps", "2"]
+    env = {**os.environ, "MSDATA_DEMO_DATA": str(data), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", done.stdout)]
 
 
 def test_help_installs_nothing_and_says_the_default() -> None:

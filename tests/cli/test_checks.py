@@ -83,10 +83,11 @@ def test_leftovers_are_old_ours_and_unmapped(tmp_path: Path) -> None:
     assert young.status == "OK"
     old = checks.check_leftovers(shm, processes, now=now + 3600)
     assert old.status == "WARNING"
-    assert old.way_out == f"rm {shm}/mpich_shm_left"
-    (processes / "17" / "maps").unlink()
-    both = checks.check_leftovers(shm, processes, now=now + 3600)
-    assert both.way_out == f"rm {shm}/mpich_shm_{{left,used}}"
+    assert old.way_out == "msdata doctor --remove-leftovers"
+    gone = checks.check_leftovers(shm, processes, now=now + 3600, remove=True)
+    assert gone.status == "OK"
+    assert gone.detail.startswith("removed 1 files")
+    assert sorted(path.name for path in shm.iterdir()) == ["mpich_shm_used", "other"]
 
 
 @pytest.mark.parametrize(
