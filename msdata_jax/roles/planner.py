@@ -73,8 +73,11 @@ class Planner:
     # --- start ------------------------------------------------------------------------------------------
 
     def start(self) -> Sequence[Effect]:
-        """Ask the loaders to open their sources."""
-        return [Send(rank=loader, message=m.OpenSource(source=source)) for source, loader in self._opening()]
+        """Ask the first loader of each source to open it; the others follow when it could."""
+        return [
+            Send(rank=loaders[0], message=m.OpenSource(source=source))
+            for source, loaders in enumerate(self._affinity)
+        ]
 
     def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
         """Refuse to wait for ever. Raises LaunchError where somebody did not come in time."""
@@ -100,7 +103,7 @@ class Planner:
                 return self._abort(sender, message.message)
             case m.SourceOpened():
                 self._opened[message.source, sender] = message
-                return self._begin()
+                return [*self._open_on_others(sender, message.source), *self._begin()]
             case m.Join():
                 self._joins[sender] = message
                 return self._begin()
@@ -124,6 +127,12 @@ class Planner:
 
     def _opening(self) -> list[tuple[int, int]]:
         return [(source, loader) for source, loaders in enumerate(self._affinity) for loader in loaders]
+
+    def _open_on_others(self, opened_on: int, source: int) -> Sequence[Effect]:
+        """So a source that cannot be opened fails once, not once for every loader of it."""
+        first, *others = self._affinity[source]
+        message = m.OpenSource(source=source)
+        return [Send(rank=rank, message=message) for rank in others] if opened_on == first else []
 
     def _begin(self) -> Sequence[Effect]:
         """Build the place tree and the streams once everybody is there."""

@@ -93,7 +93,10 @@ class Job:
         return self.take(self.planner.handle(sender, message))
 
     def open(self, num_records=1000, fingerprint="f"):
-        for rank, message in self.messages(m.OpenSource):
+        answered = 0
+        while answered < len(asked := self.messages(m.OpenSource)):  # an answer may bring further questions
+            rank, message = asked[answered]
+            answered += 1
             self.tell(
                 rank, m.SourceOpened(source=message.source, num_records=num_records, fingerprint=fingerprint)
             )
