@@ -79,7 +79,7 @@ class ClientPlaceTree:
             RecipeError: the mesh has no such axis.
         """
         size = 1
-        for axis in _as_tuple(axes):
+        for axis in axes_tuple(axes):
             if axis not in self.layout.axis_names:
                 raise RecipeError(f"the mesh has axes {self.layout.axis_names}; it has no axis {axis!r}")
             size *= self.layout.axis_sizes[self.layout.axis_names.index(axis)]
@@ -95,7 +95,7 @@ class ClientPlaceTree:
         """int64 `[devices]`: which of the `axis_size(axes)` parts each device holds; first axis outermost."""
         self.axis_size(axes)
         part = np.zeros(len(self.layout.process_of_device), dtype=np.int64)
-        for axis in _as_tuple(axes):
+        for axis in axes_tuple(axes):
             column = self.layout.axis_names.index(axis)
             part = part * self.layout.axis_sizes[column] + self._coordinates[:, column]
         return part
@@ -106,7 +106,7 @@ class ClientPlaceTree:
             raise RecipeError(
                 f"specs[{name!r}] = {spec} has more entries than the array's shape {tuple(shape)}"
             )
-        used = [axis for axes in spec for axis in _as_tuple(axes)]
+        used = [axis for axes in spec for axis in axes_tuple(axes)]
         if len(set(used)) != len(used):
             raise RecipeError(f"specs[{name!r}] = {spec} uses an axis twice")
         for dim, axes in enumerate(spec):
@@ -160,5 +160,6 @@ class ClientPlaceTree:
         return [p for p in sorted(set(self.layout.process_of_device)) if places(p) == mine]
 
 
-def _as_tuple(axes: Axes) -> tuple[str, ...]:
+def axes_tuple(axes: Axes) -> tuple[str, ...]:
+    """The axes of one entry of a spec, outermost first; none for None."""
     return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

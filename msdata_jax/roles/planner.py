@@ -236,8 +236,8 @@ class Planner:
         self._demand = np.maximum(0.75 * self._demand, composed.drawn)
         assert self._tree is not None
         plan = self._graph.place(composed.plan, self._tree)
-        self._holdings.plan_step(step, np.concatenate([plan.samples, plan.dropped]))
-        effects = self._announce(plan)
+        owners = self._holdings.plan_step(step, np.concatenate([plan.samples, plan.dropped]))
+        effects = self._announce(plan, owners)
         self._forget_blocks()
         return effects
 
@@ -246,8 +246,8 @@ class Planner:
         end = m.EndOfData(step=step, error=error)
         return [Send(rank=rank, message=end) for rank in self._placement.constructors]
 
-    def _announce(self, plan: StepPlan) -> Sequence[Effect]:
-        """Expectations for the constructors and orders for the loaders."""
+    def _announce(self, plan: StepPlan, owners: np.ndarray) -> Sequence[Effect]:
+        """Expectations for the constructors and orders for the loaders; `owners` as in `_orders`."""
         row_of_content = np.empty(plan.num_rows, dtype=np.int64)
         row_of_content[plan.order] = np.arange(plan.num_rows)
         batch_row = row_of_content[plan.row]
@@ -272,7 +272,7 @@ class Planner:
             effects.append(Send(rank=client.rank, message=expect))
             if client.is_leader:
                 wanted.append(np.stack([np.full(len(mine), client.rank), np.arange(len(mine)), mine], axis=1))
-        return [*effects, *self._orders(plan, np.concatenate(wanted))]
+        return [*effects, *self._orders(plan, owners, np.concatenate(wanted))]
 
     def _figures(self, plan: StepPlan) -> dict[str, Any]:
         num_sources = len(self._names)
@@ -289,11 +289,12 @@ class Planner:
             "num_dropped": len(plan.dropped),
         }
 
-    def _orders(self, plan: StepPlan, wanted: np.ndarray) -> Sequence[Effect]:
+    def _orders(self, plan: StepPlan, owners: np.ndarray, wanted: np.ndarray) -> Sequence[Effect]:
         """One order per loader.
 
         Args:
             plan: the step.
+            owners: int64, the loader of each of its samples, then of each dropped one.
             wanted: int64 `[k, 3]`: constructor rank, index among its segments, index in the plan.
         """
         rank, index, segment = wanted.T
@@ -304,7 +305,7 @@ class Planner:
         index = np.concatenate([index, nothing]).astype(np.int32)
         start = np.concatenate([plan.start[segment], nothing])
         length = np.concatenate([plan.length[segment], nothing])
-        owner = self._holdings.owners(keys)
+        owner = np.concatenate([owners[segment], owners[len(plan.samples) :]])
         effects = []
         for loader in np.unique(owner).tolist():
             mine = owner == loader

@@ -1,6 +1,7 @@
 """A source loader: reads and transforms leased blocks, keeps the samples, sends those it is told to."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
@@ -92,7 +93,7 @@ class SourceLoader:
         """React to what this rank's own work found."""
         match message:
             case m.Opened():
-                return self._tell(m.SourceOpened(**_fields(message)))
+                return self._tell(m.SourceOpened(**asdict(message)))
             case m.BlockRead():
                 return self._keep(message)
             case m.Failed():
@@ -173,11 +174,3 @@ class SourceLoader:
         for reader in list(self._readers.values()):
             reader.close()
         return [*self._tell(m.Farewell(figures=figures)), Finish()]
-
-
-def _fields(message: m.Opened) -> dict[str, Any]:
-    return {
-        "source": message.source,
-        "num_records": message.num_records,
-        "fingerprint": message.fingerprint,
-    }

@@ -6,7 +6,14 @@ from msdata_jax.batching.assembly import RowFormat, field_shapes
 from msdata_jax.batching.context import context_order
 from msdata_jax.errors import RecipeError
 from msdata_jax.planning.graph import DGraph
-from msdata_jax.planning.place_tree import Axes, ClientPlaceTree, MeshLayout, Spec, single_process_layout
+from msdata_jax.planning.place_tree import (
+    Axes,
+    ClientPlaceTree,
+    MeshLayout,
+    Spec,
+    axes_tuple,
+    single_process_layout,
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -15,7 +22,7 @@ def layout_without_mesh(graph: DGraph) -> MeshLayout:
     """One device on every axis that the strategy names."""
     axes: list[str] = []
     for each in (graph.distribution.axis, graph.distribution.context_axis, graph.broadcast_axes):
-        axes += [axis for axis in _as_tuple(each) if axis not in axes]
+        axes += [axis for axis in axes_tuple(each) if axis not in axes]
     return single_process_layout(axes or ["dp"])
 
 
@@ -66,7 +73,7 @@ def field_specs(
 
 
 def _check_rows(name: str, axes: Axes, axes_of_tokens: Axes) -> None:
-    if _as_tuple(axes) != _as_tuple(axes_of_tokens):
+    if axes_tuple(axes) != axes_tuple(axes_of_tokens):
         raise RecipeError(
             f"every field cuts its rows alike; specs['tokens'] cuts them along {axes_of_tokens!r}, "
             f"specs[{name!r}] along {axes!r}"
@@ -75,7 +82,7 @@ def _check_rows(name: str, axes: Axes, axes_of_tokens: Axes) -> None:
 
 def _check_places(name: str, axes: Axes, graph: DGraph) -> None:
     spread = graph.distribution
-    if spread.context_layout == "zigzag" and _as_tuple(axes) != _as_tuple(spread.context_axis):
+    if spread.context_layout == "zigzag" and axes_tuple(axes) != axes_tuple(spread.context_axis):
         raise RecipeError(
             f"distribute(context_axis={spread.context_axis!r}, context_layout='zigzag') orders the "
             f"places for that axis; specs[{name!r}] cuts them along {axes!r}"
@@ -83,18 +90,14 @@ def _check_places(name: str, axes: Axes, graph: DGraph) -> None:
 
 
 def _check_strategy(row_axes: Axes, graph: DGraph, tree: ClientPlaceTree) -> None:
-    wanted = _as_tuple(graph.distribution.axis)
-    if _as_tuple(row_axes)[: len(wanted)] != wanted:
+    wanted = axes_tuple(graph.distribution.axis)
+    if axes_tuple(row_axes)[: len(wanted)] != wanted:
         raise RecipeError(
             f"distribute({graph.distribution.axis!r}) balances the parts along that axis; "
             f"specs['tokens'] cuts rows along {row_axes!r}"
         )
-    broadcast = set(tree.broadcast_axes) & set(_as_tuple(row_axes))
+    broadcast = set(tree.broadcast_axes) & set(axes_tuple(row_axes))
     if broadcast:
         raise RecipeError(
             f"broadcast_at{tree.broadcast_axes} repeats rows along axes that cut them: {sorted(broadcast)}"
         )
-
-
-def _as_tuple(axes: Axes) -> tuple[str, ...]:
-    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

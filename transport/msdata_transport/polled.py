@@ -249,7 +249,7 @@ class PolledEndpoint(Generic[Pending]):
             self._advance(peer)
 
     def _advance_all(self) -> None:
-        # One question for all: an idle rank's look costs the same for two peers and for hundreds.
+        # One question for all: an idle rank's look asks MPI as often for two peers as for hundreds.
         anything = self._wire.anything()
         for peer in self._others.values():
             if anything or peer.busy:
