@@ -1,138 +1,320 @@
-"""CPU time of planning a step (compose, place) and imbalance of lpt, snake and none, by size of the step.
+"""CPU time of planning a step and evenness of its parts, by size, distribution and method.
 
-Metadata only, as the planner sees it: three sources whose lengths are lognormal (medians 250, 700 and 1500
-tokens, sigma 1.2), mixed by tokens into rows of 16384 places, costed as a causal transformer of 24 layers of
-width 1024, whose attention makes long samples dear. Times are of one thread, medians over the steps after the
-first. The alternative that each method is measured against is
-`none`, in the same steps: rows go to data-parallel groups in the order in which they were packed.
-
-`imbalance` is the dearest group's cost over the mean group's, mean over steps; 1 is perfect.
+Metadata only, as the planner sees it: lengths of published distributions (`msdata_jax.simulate`), costed in
+MFLOP as a Llama of 12B and, where there are images, a ViT of 1B or 2B. Times are of one thread, the least of
+several rounds. The alternatives measured in the same run on the same costs are `snake` and `none`, and a
+Karmarkar-Karp with an object for each set, as public training code has it.
 """
 
-import statistics
+import math
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-import msdata_jax as msd
+from benchmarks.differencing import object_karmarkar_karp
+from benchmarks.lengths import BACKBONE, CONTEXTS, ENCODERS, SHARES, Stream, make_stream, sample_infos
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.balancing import METHODS
-from msdata_jax.planning.graph import Composed, initial_state
-from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout
-from msdata_jax.records import info_dtype
-from msdata_jax.runtime.report import mean_imbalance
+from msdata_jax.planning.giants import dominance
+from msdata_jax.planning.graph import Composed
+from msdata_jax.planning.merging import merge_by_due_time
+from msdata_jax.planning.partitioning import Method, loads, lower_bound, partition
 
-SEQ_LEN = 16384
-MEDIAN_TOKENS = {"web": 250, "code": 700, "books": 1500}
-WEIGHTS = {"web": 0.5, "code": 0.3, "books": 0.2}
-NAMES = tuple(MEDIAN_TOKENS)
-SIZES = ((64, 8), (256, 32), (1024, 128), (2048, 512))
-"""(rows of the global batch, data-parallel groups)."""
+Result = TypeVar("Result")
+Row = dict[str, Any]
 
+SIZES = ((8, 64), (64, 1000), (128, 8000), (512, 8000), (512, 100_000))
+"""(data-parallel groups, samples of a step)."""
+BESIDE_OBJECTS = ((8, 64), (64, 960), (128, 7936))
+GROWTH = (50_000, 100_000, 200_000)
+METHODS: dict[str, tuple[Method, bool]] = {
+    "lpt": ("lpt", False),
+    "lpt refined": ("lpt", True),
+    "karmarkar_karp": ("karmarkar_karp", False),
+    "snake": ("snake", False),
+    "none": ("none", False),
+}
+"""Method, and whether it is refined."""
+TWO_OBJECTIVES = (
+    (16, 512, "mix", "vit-2b"),
+    (64, 1000, "coyo", "vit-1b"),
+    (128, 8000, "mix", "vit-1b"),
+    (512, 100_000, "mix", "vit-2b"),
+)
 
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Composed steps and what each took."""
-
-    plans: Sequence[StepPlan]
-    milliseconds: Sequence[float]
+NOTES = (
+    "flat_ms, ratio: one partition of `samples` samples into dp parts by backbone cost, counts free; "
+    "ratio and ratio_worst are the dearest part over the lower bound, mean and worst over seeds; "
+    "equal_count_ratio is the same for parts of equal counts, over their bound; imbalance_before is the "
+    "dearest of equal stretches, as the samples came, over the mean part; dominance is the lower bound "
+    "over the mean part, above 1 where no partition can be even",
+    "plan_ms: a whole step of four sources in microbatches of one row: compose_ms (of which mix_ms merges "
+    "the sources) + place_ms + hash_ms. Where a row of each group holds more than `samples` samples the "
+    "step has more: plan_samples. plan_ratio is the step's time with a barrier behind encoder and "
+    "backbone over that of even groups; digest begins that of the step's content and placement",
+    "two objectives: the same time for single samples, with a partition by the backbone alone, by the "
+    "sum, by both (vector); decoupled gives each objective a partition of its own, which no common one "
+    "can have",
+    "object_karmarkar_karp is the algorithm of public training code, rewritten from its description, on "
+    "the same costs: makespan_ratio is our dearest part over its, flat_share and plan_share are our times "
+    "over its",
+)
 
 
 def run(quick: bool) -> dict[str, Any]:
-    """One row for each size and method."""
-    rows = []
-    for num_rows, num_groups in SIZES[:3] if quick else SIZES:
-        num_steps = max(5, (6 if quick else 30) * 256 // (256 + num_rows))
-        print(f"planner: {num_rows} rows over {num_groups} groups, {num_steps} steps", file=sys.stderr)
-        rows += _measure(num_rows, num_groups, num_steps)
+    """Tables of rows: every size, distribution and method; two objectives; beside objects; growth."""
+    rows: list[Row] = []
+    contents: list[Row] = []
+    for num_parts, num_samples in SIZES:
+        for distribution in ("text_pile", "mix") if quick and num_samples > 8000 else CONTEXTS:
+            _say(f"{num_samples} samples of {distribution} over {num_parts} groups")
+            of_methods, content = _measure(num_parts, num_samples, distribution, rounds=2 if quick else 5)
+            rows += of_methods
+            contents.append(content)
+    rows += contents
+    rows += [_two_objectives(*each, num_seeds=1 if quick else 4) for each in TWO_OBJECTIVES]
+    for num_parts, num_samples in BESIDE_OBJECTS[: 2 if quick else 3]:
+        for distribution in ("coyo", "mix"):
+            _say(f"{num_samples} samples over {num_parts} groups beside objects")
+            rows.append(_beside_objects(num_parts, num_samples, distribution))
+    growth = [_growth(num_samples, rounds=2 if quick else 5) for num_samples in GROWTH]
+    return {"name": "planner", "rows": rows + growth, "notes": [*NOTES, _exponents(growth)]}
+
+
+def _say(what: str) -> None:
+    print(f"planner: {what}", file=sys.stderr)
+
+
+# --- every method -------------------------------------------------------------------------------------------
+
+
+def _measure(num_parts: int, num_samples: int, distribution: str, rounds: int) -> tuple[list[Row], Row]:
+    """A row for each method, and one of what all methods share: the content of the step."""
+    which = {"dp": num_parts, "samples": num_samples, "distribution": distribution}
+    stream = make_stream(distribution, num_parts, num_samples)
+    compose_ms, composed = _best(stream.compose, rounds + 2)
+    mix_ms, _ = _best(lambda: _mix(stream), rounds)
+    costs = [BACKBONE(sample_infos(distribution, num_samples, seed)) for seed in range(rounds)]
+    rows, digest_ms = [], math.inf
+    for name, (method, refined) in METHODS.items():
+        place_ms, hash_ms, placed = _place(stream, composed, method, refined, rounds)
+        digest_ms = min(digest_ms, hash_ms)
+        flat = _flat(costs, num_parts, method, refined)
+        rows.append(
+            {
+                **which,
+                "method": name,
+                "flat_ms": flat.pop("flat_ms"),
+                "plan_ms": round(compose_ms + place_ms + hash_ms, 2),
+                **flat,
+                "place_ms": round(place_ms, 2),
+                "plan_ratio": _round(_barrier_time(placed)),
+                "digest": placed.digest[:12],
+            }
+        )
+    content = {
+        **which,
+        "plan_samples": len(composed.plan.samples),
+        "rows": composed.plan.num_rows,
+        "microbatches": stream.graph.distribution.microbatches,
+        "fill": round(composed.plan.fill, 4),
+        "mix_ms": round(mix_ms, 2),
+        "compose_ms": round(compose_ms, 2),
+        "hash_ms": round(digest_ms, 2),
+        "dominance": _round(np.mean([float(dominance(each, num_parts)) for each in costs])),
+    }
+    return rows, content
+
+
+def _barrier_time(plan: StepPlan) -> float:
+    """The dearest group in the backbone and the dearest in the encoder, over the mean group of both."""
+    work = np.stack([plan.row_cost, plan.row_encoder_cost])[:, plan.order]
+    groups = work.reshape(2, plan.num_groups, -1).sum(axis=2)
+    return float(groups.max(axis=1).sum() / (groups.sum() / plan.num_groups))
+
+
+def _mix(stream: Stream) -> None:
+    """The merge of the sources, as far as a step looks."""
+    mixture, pack = stream.graph.mixture, stream.graph.packing
+    assert mixture is not None
+    assert pack is not None
+    merge_by_due_time(
+        mixture.weights_at(0, tuple(SHARES)),
+        stream.state.credit,
+        [infos["tokens"] for infos in stream.ahead],
+        [False] * len(SHARES),
+        limit_units=5 * (pack.shapes[0].rows + 1) * pack.seq_len // 4,
+    )
+
+
+def _flat(costs: Sequence[np.ndarray], num_parts: int, method: Method, refined: bool) -> Row:
+    """Time of a partition, and ratios to the bounds over the seeds: counts free, and equal."""
+    milliseconds, ratios, equal_ratios = [], [], []
+    for each in costs:
+        taken, part = _timed(lambda each=each: partition(each, num_parts, method, refine=refined))
+        milliseconds.append(taken)
+        ratios.append(_makespan(each, part, num_parts) / lower_bound(each, num_parts))
+        even = each[: len(each) // num_parts * num_parts]
+        part = partition(even, num_parts, method, refine=refined, equal_counts=True)
+        equal_ratios.append(_makespan(even, part, num_parts) / _equal_count_bound(even, num_parts))
     return {
-        "name": "planner",
-        "rows": rows,
-        "notes": [
-            "compose is the same work for every method: it packs samples into rows and knows no groups",
-            "every group gets as many rows as any other, so few rows a group leave little to choose",
-        ],
+        "flat_ms": round(min(milliseconds), 3),
+        "ratio": _round(np.mean(ratios)),
+        "ratio_worst": _round(max(ratios)),
+        "equal_count_ratio": _round(np.mean(equal_ratios)),
+        "imbalance_before": _round(np.mean([_imbalance(each, num_parts) for each in costs])),
     }
 
 
-def _measure(num_rows: int, num_groups: int, num_steps: int) -> list[dict[str, Any]]:
-    graph = _graph(num_rows)
-    steps = _compose(graph, num_steps + 1)
-    tree = ClientPlaceTree(
-        MeshLayout(axis_names=("dp",), axis_sizes=(num_groups,), process_of_device=tuple(range(num_groups)))
+def _place(
+    stream: Stream, composed: Composed, method: Method, refined: bool, rounds: int
+) -> tuple[float, float, StepPlan]:
+    """Milliseconds of placing and of the digest, and the placed plan."""
+    graph = stream.graph.balance(method, refine=refined)
+    place_ms, placed = _timed(lambda: graph.place(composed.plan, stream.tree))
+    hash_ms, _ = _timed(lambda: placed.digest)
+    for _ in range(rounds):
+        taken, placed = _timed(lambda: graph.place(composed.plan, stream.tree))
+        hash_taken, _ = _timed(lambda placed=placed: placed.digest)
+        place_ms, hash_ms = min(place_ms, taken), min(hash_ms, hash_taken)
+    return place_ms, hash_ms, placed
+
+
+# --- two objectives, objects, growth ------------------------------------------------------------------------
+
+
+def _two_objectives(num_parts: int, num_samples: int, distribution: str, encoder: str, num_seeds: int) -> Row:
+    """Barrier times, means over seeds; each in units of the mean part's."""
+    times: dict[str, list[float]] = {}
+    taken = math.inf
+    for seed in range(num_seeds):
+        infos = sample_infos(distribution, num_samples, seed)
+        costs = np.stack([BACKBONE(infos), ENCODERS[encoder](infos)])
+        mean = costs.sum() / num_parts
+
+        def of(part: np.ndarray, costs: np.ndarray = costs, mean: float = mean) -> float:
+            return float(loads(costs, part, num_parts).max(axis=1).sum() / mean)
+
+        milliseconds, part = _timed(lambda costs=costs: partition(costs, num_parts, "lpt"))
+        taken = min(taken, milliseconds)
+        alone = [partition(each, num_parts, "lpt") for each in costs]
+        together = sum(_makespan(each, part, num_parts) for each, part in zip(costs, alone, strict=True))
+        for name, value in (
+            ("none", of(partition(costs, num_parts, "none"))),
+            ("backbone_lpt", of(alone[0])),
+            ("sum_lpt", of(partition(costs.sum(axis=0), num_parts, "lpt"))),
+            ("vector_lpt", of(part)),
+            ("decoupled", together / mean),
+        ):
+            times.setdefault(name, []).append(value)
+    worst = max(a / b for a, b in zip(times["vector_lpt"], times["decoupled"], strict=True))
+    return {
+        "dp": num_parts,
+        "samples": num_samples,
+        "distribution": distribution,
+        "encoder": encoder,
+        "vector_ms": round(taken, 2),
+        **{name: _round(np.mean(values)) for name, values in times.items()},
+        "vector_over_decoupled_worst": _round(worst),
+    }
+
+
+def _beside_objects(num_parts: int, num_samples: int, distribution: str) -> Row:
+    costs = BACKBONE(sample_infos(distribution, num_samples, seed=0))
+    objects_ms, parts = _timed(lambda: object_karmarkar_karp(costs.tolist(), num_parts))
+    theirs = max(int(costs[items].sum()) for items in parts)
+    flat_ms, part = _best(lambda: partition(costs, num_parts, "lpt", refine=True), 5)
+    stream = make_stream(distribution, num_parts, num_samples)
+    compose_ms, composed = _best(stream.compose, 5)
+    place_ms, hash_ms, _ = _place(stream, composed, "lpt", True, 5)
+    plan_ms = compose_ms + place_ms + hash_ms
+    ours = _makespan(costs, part, num_parts)
+    return {
+        "dp": num_parts,
+        "samples": num_samples,
+        "distribution": distribution,
+        "method": "lpt refined",
+        "alternative": "object_karmarkar_karp",
+        "makespan_ratio": _round(ours / theirs),
+        "ratio": _round(ours / lower_bound(costs, num_parts)),
+        "alternative_ratio": _round(theirs / lower_bound(costs, num_parts)),
+        "flat_ms": round(flat_ms, 3),
+        "plan_ms": round(plan_ms, 2),
+        "alternative_ms": round(objects_ms, 1),
+        "flat_share": _round(flat_ms / objects_ms),
+        "plan_share": _round(plan_ms / objects_ms),
+    }
+
+
+def _growth(num_samples: int, rounds: int) -> Row:
+    num_parts, distribution = 512, "mix"
+    _say(f"growth, {num_samples} samples of {distribution} over {num_parts} groups")
+    costs = BACKBONE(sample_infos(distribution, num_samples, seed=0))
+    flat_ms, _ = _best(lambda: partition(costs, num_parts, "lpt"), rounds)
+    stream = make_stream(distribution, num_parts, num_samples)
+    compose_ms, composed = _best(stream.compose, rounds)
+    place_ms, hash_ms, placed = _place(stream, composed, "lpt", False, rounds)
+    return {
+        "dp": num_parts,
+        "samples": num_samples,
+        "distribution": distribution,
+        "method": "lpt",
+        "growth_flat_ms": round(flat_ms, 2),
+        "growth_plan_ms": round(compose_ms + place_ms + hash_ms, 2),
+        "compose_ms": round(compose_ms, 2),
+        "place_ms": round(place_ms, 2),
+        "hash_ms": round(hash_ms, 2),
+        "plan_samples": len(placed.samples),
+    }
+
+
+def _exponents(growth: Sequence[Row]) -> str:
+    """The slopes of log time over log samples, by least squares."""
+    samples = np.log([row["samples"] for row in growth])
+    flat, plan = (
+        float(np.polyfit(samples, np.log([row[name] for row in growth]), 1)[0])
+        for name in ("growth_flat_ms", "growth_plan_ms")
     )
-    rows = []
-    for method in METHODS:
-        balanced = graph.balance(method)
-        placed = [_timed(balanced.place, plan, tree) for plan in steps.plans]
-        costs = [plan.group_costs() for plan, _ in placed]
-        rows.append(
-            {
-                "rows": num_rows,
-                "groups": num_groups,
-                "samples_per_step": round(statistics.mean(len(plan.samples) for plan in steps.plans)),
-                "fill": round(statistics.mean(plan.fill for plan in steps.plans), 4),
-                "balance": method,
-                "compose_cpu_ms": round(statistics.median(steps.milliseconds[1:]), 2),
-                "place_cpu_ms": round(statistics.median([each for _, each in placed][1:]), 3),
-                "imbalance": round(mean_imbalance(costs), 4),
-            }
-        )
-    return rows
+    return f"growth from {GROWTH[0]} to {GROWTH[-1]} samples: flat like n^{flat:.2f}, plan like n^{plan:.2f}"
 
 
-def _graph(num_rows: int) -> msd.DGraph:
-    return (
-        msd.DGraph()
-        .mix(WEIGHTS, unit="tokens")
-        .pack(seq_len=SEQ_LEN, rows=num_rows, oversize="truncate")
-        .cost(backbone=msd.costs.transformer(num_layers=24, d_model=1024))
-        .distribute("dp")
+# --- figures ------------------------------------------------------------------------------------------------
+
+
+def _makespan(costs: np.ndarray, part: np.ndarray, num_parts: int) -> int:
+    return int(loads(costs, part, num_parts).max())
+
+
+def _imbalance(costs: np.ndarray, num_parts: int) -> float:
+    part = partition(costs, num_parts, "none")
+    return _makespan(costs, part, num_parts) / (int(costs.sum()) / num_parts)
+
+
+def _equal_count_bound(costs: np.ndarray, num_parts: int) -> int:
+    """The mean, or the dearest item beside the cheapest ones that fill its part."""
+    rising = np.sort(costs)
+    return max(
+        -(-int(costs.sum()) // num_parts), int(rising[-1] + rising[: len(rising) // num_parts - 1].sum())
     )
 
 
-def _compose(graph: msd.DGraph, num_steps: int) -> Steps:
-    """Consecutive steps, each with two steps of samples known ahead, as in a job."""
-    assert graph.packing is not None
-    rng = np.random.default_rng(0)
-    wanted = 2 * (graph.packing.rows + 1) * SEQ_LEN
-    state = initial_state(len(NAMES))
-    ahead = [np.empty(0, info_dtype()) for _ in NAMES]
-    next_position = [0] * len(NAMES)
-    plans, milliseconds = [], []
-    for _ in range(num_steps):
-        for source, name in enumerate(NAMES):
-            while ahead[source]["tokens"].sum() < wanted * WEIGHTS[name] + SEQ_LEN:
-                block = _block(rng, source, next_position[source])
-                next_position[source] += len(block)
-                ahead[source] = np.concatenate([ahead[source], block])
-        composed, taken = _timed(graph.compose, state, NAMES, ahead, [False] * len(NAMES))
-        if not isinstance(composed, Composed):
-            raise RuntimeError(f"a step could not be composed of {wanted} tokens ahead: {composed}")
-        ahead = [infos[count:] for infos, count in zip(ahead, composed.drawn.tolist(), strict=True)]
-        state = composed.state
-        plans.append(composed.plan)
-        milliseconds.append(taken)
-    return Steps(plans=plans, milliseconds=milliseconds)
+def _round(value: float | np.floating) -> float:
+    return round(float(value), 6)
 
 
-def _block(rng: np.random.Generator, source: int, start: int, size: int = 256) -> np.ndarray:
-    """SampleInfo records of consecutive positions; lengths are lognormal, at most one row."""
-    infos = np.zeros(size, info_dtype())
-    infos["source"] = source
-    infos["position"] = np.arange(start, start + size)
-    lengths = MEDIAN_TOKENS[NAMES[source]] * rng.lognormal(sigma=1.2, size=size)
-    infos["tokens"] = np.clip(lengths, 8, SEQ_LEN)
-    infos["num_bytes"] = 4 * infos["tokens"]
-    return infos
+def _best(call: Callable[[], Result], rounds: int) -> tuple[float, Result]:
+    """The least milliseconds of several calls, and what the last one returned."""
+    taken, result = _timed(call)
+    for _ in range(rounds - 1):
+        again, result = _timed(call)
+        taken = min(taken, again)
+    return taken, result
 
 
-def _timed(call: Any, *arguments: Any) -> tuple[Any, float]:
-    """What a call returns, and the milliseconds of this thread that it took."""
+def _timed(call: Callable[[], Result]) -> tuple[float, Result]:
+    """Milliseconds of this thread that a call takes, and what it returns."""
     begin = time.thread_time()
-    result = call(*arguments)
-    return result, 1000 * (time.thread_time() - begin)
+    result = call()
+    return 1000 * (time.thread_time() - begin), result

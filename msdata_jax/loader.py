@@ -4,19 +4,21 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from msdata_jax.errors import JobFailed, LaunchError, MSDataError, RecipeError
+from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.planning.graph import DGraph
-from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout, Spec
+from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout, Spec, axes_tuple
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
-from msdata_jax.runtime.fields import field_specs, global_shapes, layout_without_mesh, row_format
+from msdata_jax.runtime.fields import field_specs, global_shapes, layout_without_mesh, row_formats
 from msdata_jax.runtime.figures import process_figures
 from msdata_jax.runtime.job import LocalJob, TrainingJob, current_job, is_launched, start_in_process
 from msdata_jax.runtime.loop import WORKER_SECONDS, describe_failure
@@ -32,7 +34,7 @@ CLOSE_SECONDS = 60.0
 class DataLoader:
     """Iterates over the steps of a recipe.
 
-    Each step is a dict of arrays (fields: `batching.assembly`): global `jax.Array`s in the sharding of
+    Each step is a dict of arrays (fields: `batching.rows`): global `jax.Array`s in the sharding of
     `specs` when a mesh is given, else the numpy rows of the whole batch. Started alone it runs planner and
     loaders on threads of this process; under `msdata launch` they are ranks of their own.
 
@@ -47,11 +49,14 @@ class DataLoader:
         steps_ahead: steps that are made ready ahead of the trainer, arrays included.
         buffer_bytes_per_loader: transformed samples that a loader may hold ahead.
         step_seconds: time to wait for a step, or for the other training processes to close, before giving up.
+        plan_log: a new file that the planner's decisions are written to, for `msdata inspect`; in a job of
+            several ranks `msdata launch --plan-log` or `msdata serve --plan-log` names it.
 
     Raises:
         RecipeError: mesh, specs and strategy do not fit together.
-        LaunchError: the mesh is not over all training processes; or under `msdata launch` without a call of
-            `msd.initialize()` first, or for a second time.
+        PlanError: there is a plan log already, or it cannot be written.
+        LaunchError: the mesh is not over all training processes; a plan log is given here in a job of several
+            ranks; or under `msdata launch` without a call of `msd.initialize()` first, or for a second time.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only, each with a default
@@ -66,52 +71,56 @@ class DataLoader:
         steps_ahead: int = 3,
         buffer_bytes_per_loader: int = 256 << 20,
         step_seconds: float = 600.0,
+        plan_log: Path | None = None,
     ) -> None:
         _check_options(
             num_steps=num_steps, num_loaders=num_loaders, threads_per_loader=threads_per_loader,
             steps_ahead=steps_ahead, step_seconds=step_seconds,
         )  # fmt: skip
         job = _free_job()
+        if job is not None and plan_log is not None:
+            raise LaunchError(
+                f"the planner of this job is another rank: msdata launch (or serve) --plan-log {plan_log}"
+            )
         graph = _graph_of(recipe)
         layout, given = _plain(mesh, specs, graph)
         _check_processes(layout, job, has_mesh=mesh is not None)
-        tree = ClientPlaceTree(layout, graph.broadcast_axes)
-        form = row_format(graph, tree)
-        shapes = global_shapes(graph, form)
-        plain = field_specs(given, graph, tree, shapes)
-        process = job.process_index if job else 0
-        emit = _emit_numpy
-        if mesh is not None:
-            from msdata_jax.spmd.arrays import ArrayEmitter
-
-            rows = tree.rows_of_process(process, plain["tokens"][0], shapes["tokens"][0])
-            emit = ArrayEmitter(mesh, plain, shapes, rows).emit
-        row_axes = plain["tokens"][0]
+        tree = graph.place_tree(layout)
+        forms = row_formats(graph, tree)
+        plain = field_specs(given, graph, tree, global_shapes(graph, tree, forms))
+        emit, self._complete = _emitter(mesh, plain, tree, graph)
         join = m.Join(
-            process=process,
+            process=job.process_index if job else 0,
             axis_names=list(layout.axis_names),
             axis_sizes=list(layout.axis_sizes),
             process_of_device=list(layout.process_of_device),
-            row_axes=[row_axes] if isinstance(row_axes, str) else list(row_axes or ()),
+            row_axes=list(axes_tuple(plain["tokens"][0])),
             recipe=recipe.fingerprint(),
             num_steps=-1 if num_steps is None else num_steps,
             steps_ahead=steps_ahead,
             buffer_bytes_per_loader=buffer_bytes_per_loader,
         )
+        factors = graph.losses.sources
+        loss_factors = [factors.get(name, 1.0) for name in recipe.source_names] if factors else None
         self._job = job
         self._local: LocalJob | None = None
         self._step_seconds = step_seconds
         self._figures = StepFigures(recipe.source_names)
         self._last: Step | None = None
         if job is None:
-            local = start_in_process(recipe, num_loaders=num_loaders, threads_per_loader=threads_per_loader)
-            role = DataConstructor(local.placement, form, join, process_figures)
+            local = start_in_process(
+                recipe,
+                num_loaders=num_loaders,
+                threads_per_loader=threads_per_loader,
+                plan_log=PlanLogWriter(Path(plan_log), recipe) if plan_log else None,
+            )
+            role = DataConstructor(local.placement, forms, join, process_figures, loss_factors)
             self._side = TrainerSide(role, local.endpoint, emit, exit_on_failure=False)
             self._local = local
             # Whoever drops a DataLoader, or ends the program, leaves no thread behind.
             weakref.finalize(self, _abandon, self._side, local)
         else:
-            role = DataConstructor(job.placement, form, join, process_figures)
+            role = DataConstructor(job.placement, forms, join, process_figures, loss_factors)
             self._side = TrainerSide(role, job.mpi.endpoint, emit, exit_on_failure=True)
             job.on_failure = self._side.fail
 
@@ -158,7 +167,7 @@ class DataLoader:
             raise
         self._figures.add(step.expect, time.perf_counter() - begin)
         self._last = step
-        return dict(step.batch)
+        return self._complete(step.batch)
 
     @property
     def last_step(self) -> m.Expect:
@@ -213,8 +222,26 @@ def _is_good_exit(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
-def _emit_numpy(fields: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-    return fields
+def _as_is(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(fields)
+
+
+def _emitter(
+    mesh: "Mesh | None", specs: Mapping[str, Spec], tree: ClientPlaceTree, graph: DGraph
+) -> tuple[
+    Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]], Callable[[Mapping[str, Any]], dict[str, Any]]
+]:
+    """What makes arrays of a step's rows ahead of its use, and what completes them on the training thread."""
+    if mesh is None:
+        return _as_is, _as_is
+    if graph.broadcast.axes and graph.broadcast.via == "device":
+        from msdata_jax.spmd.broadcast import BroadcastEmitter
+
+        broadcast = BroadcastEmitter(mesh, specs, tree)
+        return broadcast.emit_local, broadcast.complete
+    from msdata_jax.spmd.arrays import ArrayEmitter
+
+    return ArrayEmitter(mesh, specs).emit, _as_is
 
 
 def _graph_of(recipe: Recipe) -> DGraph:

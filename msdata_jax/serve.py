@@ -3,9 +3,11 @@
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from msdata_jax.errors import JobFailed
+from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import placement_from_groups
 from msdata_jax.roles.planner import START_SECONDS
@@ -19,11 +21,19 @@ if TYPE_CHECKING:
 LINGER_SECONDS = FAILURE_SECONDS + 1
 
 
-def serve(recipe: Recipe, role: str, *, num_threads: int = 1, start_seconds: float = START_SECONDS) -> int:
+def serve(
+    recipe: Recipe,
+    role: str,
+    *,
+    num_threads: int = 1,
+    start_seconds: float = START_SECONDS,
+    plan_log: Path | None = None,
+) -> int:
     """Play `role` (`planner` or `loader`) until the job is over.
 
     Every rank of `MPI.COMM_WORLD` must come within `start_seconds`, the training ranks by `msd.initialize()`;
-    then they have as long again to build their DataLoader.
+    then they have as long again to build their DataLoader. With `plan_log` the planner writes a plan log
+    (`lineage.PlanLog`) to that file, which must not be there yet.
 
     Returns:
         0 when the job ended well. A failed job ends the process with status 1, some seconds after the
@@ -31,7 +41,9 @@ def serve(recipe: Recipe, role: str, *, num_threads: int = 1, start_seconds: flo
 
     Raises:
         LaunchError: the ranks form no job.
+        PlanError: there is a plan log already, or it cannot be written.
     """
+    log = PlanLogWriter(plan_log, recipe) if plan_log and role == "planner" else None
     mpi = join_job(role, start_seconds)
     placement = placement_from_groups(mpi.groups)
 
@@ -41,7 +53,14 @@ def serve(recipe: Recipe, role: str, *, num_threads: int = 1, start_seconds: flo
 
     try:
         if role == "planner":
-            run_planner(recipe, placement, mpi.endpoint, start_seconds=start_seconds, on_failure=show)
+            run_planner(
+                recipe,
+                placement,
+                mpi.endpoint,
+                start_seconds=start_seconds,
+                on_failure=show,
+                recorder=log,
+            )
         else:
             run_loader(recipe, placement, mpi.endpoint, num_threads=num_threads, on_failure=show)
     except JobFailed:

@@ -62,8 +62,12 @@ def run_job(
     loaders: int,
     trainers: int,
     explicit: bool = False,
+    process: str = "*",
 ) -> JobResult:
-    """Run `train.py`: in one process when `loaders` is 0, else under mpiexec."""
+    """Run `train.py`: in one process when `loaders` is 0, else under mpiexec.
+
+    `process` as in `global_batch`.
+    """
     train = [str(JOBS / "train.py"), mesh, str(steps), str(out), *(["explicit"] if explicit else [])]
     line = launch_line(loaders, trainers, *train) if loaders else [sys.executable, *train]
     env = environment(data, MSDATA_TEST_VARIANT=variant, MSDATA_TEST_TRAINERS=str(trainers))
@@ -71,14 +75,17 @@ def run_job(
     assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
     reports = [json.loads((out / f"report{i}.json").read_text()) for i in range(trainers)]
     num_steps = len(reports[0]["sums"])
-    return JobResult([global_batch(out, step) for step in range(num_steps)], reports)
+    return JobResult([global_batch(out, step, process) for step in range(num_steps)], reports)
 
 
-def global_batch(out: Path, step: int) -> dict[str, np.ndarray]:
-    """Put the shards of all processes together; shards that overlap must agree, and cover everything."""
+def global_batch(out: Path, step: int, process: str = "*") -> dict[str, np.ndarray]:
+    """Put the shards of all processes together, or those of one.
+
+    Shards that overlap must agree, and all must cover everything.
+    """
     batch: dict[str, np.ndarray] = {}
     covered: dict[str, np.ndarray] = {}
-    for described in sorted(out.glob(f"step{step:03d}-process*.json")):
+    for described in sorted(out.glob(f"step{step:03d}-process{process}.json")):
         plan = json.loads(described.read_text())
         with np.load(described.with_suffix(".npz")) as shards:
             for key, window in plan["windows"].items():

@@ -1,16 +1,18 @@
 """All Hypothesis strategies, and the small builders that they share."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 
 import numpy as np
 from hypothesis import strategies as st
 
 from msdata_jax.batching.assembly import RowFormat, Segments
+from msdata_jax.planning import partitioning
+from msdata_jax.planning.balancing import OBJECTIVES, Balance
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.planning.mixing import scale_weights
-from msdata_jax.planning.packing import Pack
-from msdata_jax.planning.place_tree import MeshLayout, Spec
+from msdata_jax.planning.packing import METHODS, Pack, Shape, Units
+from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout, Spec
 from msdata_jax.records import IMAGE_TOKEN, info_dtype
 
 
@@ -49,27 +51,38 @@ def credits_that_sum_to_zero(num_sources, scale):
 
 
 @st.composite
-def packs(draw, max_seq_len=64, max_rows=6, oversize=("raise",), images=True):
+def packs(draw, *, max_seq_len=64, max_rows=20, oversize=("raise",), images=True, methods=METHODS, shapes=1):
     """Shapes of rows, with all caps."""
+    lengths = draw(st.lists(st.integers(1, max_seq_len), min_size=1, max_size=shapes, unique=True))
+    method = draw(st.sampled_from(methods))
     return Pack(
-        seq_len=draw(st.integers(1, max_seq_len)),
-        rows=draw(st.integers(1, max_rows)),
+        shapes=tuple(Shape(seq_len=n, rows=draw(st.integers(1, max_rows))) for n in sorted(lengths)),
         patches_per_row=draw(st.integers(0, 12)) if images else 0,
-        max_segments_per_row=draw(st.none() | st.integers(1, 5)),
-        method=draw(st.sampled_from(["best_fit", "balanced"])),
+        max_segments_per_row=draw(st.none() | st.integers(1, 5)) if method != "pad" else None,
+        method=method,
         oversize=draw(st.sampled_from(oversize)),
     )
 
 
 @st.composite
-def pools(draw, pack, max_samples=40):
-    """(lengths, patches, costs, num_carried) of samples that each fit a row."""
-    count = draw(st.integers(0, max_samples))
-    lengths = draw(st.lists(st.integers(1, pack.seq_len), min_size=count, max_size=count))
-    patches = draw(st.lists(st.integers(0, pack.patches_per_row), min_size=count, max_size=count))
-    costs = draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))
-    arrays = [np.array(each, dtype=np.int64) for each in (lengths, patches, costs)]
-    return *arrays, draw(st.integers(0, count))
+def pools(draw, pack, max_units=60):
+    """Units that each fit a row, and how many are carried; some are several samples that stay together."""
+    count = draw(st.integers(0, max_units))
+    most = pack.segments_per_row or pack.seq_len
+
+    def column(*range_of_values):
+        values = draw(st.lists(st.integers(*range_of_values), min_size=count, max_size=count))
+        return np.array(values, dtype=np.int64)
+
+    several = draw(st.booleans()) and pack.method != "pad"
+    length = column(1, pack.seq_len)
+    units = Units(
+        length=length,
+        patches=column(0, pack.patches_per_row),
+        segments=np.minimum(column(1, min(most, 3)), length) if several else np.ones(count, dtype=np.int64),
+        cost=column(0, 100),
+    )
+    return units, draw(st.integers(0, count))
 
 
 @st.composite
@@ -82,6 +95,13 @@ def rows_to_balance(draw, max_groups=6, max_size=6, max_cost=1000):
 
 
 AXES = ("dp", "fsdp", "tp", "cp")
+
+
+def make_tree(**sizes):
+    """The place tree of a mesh on one process, from axis sizes."""
+    owner = (0,) * int(np.prod(list(sizes.values())))
+    layout = MeshLayout(axis_names=tuple(sizes), axis_sizes=tuple(sizes.values()), process_of_device=owner)
+    return ClientPlaceTree(layout)
 
 
 @st.composite
@@ -121,7 +141,7 @@ def specs(draw, layout: MeshLayout, max_dims=3):
 
 
 @st.composite
-def stories(draw, on_exhausted=("repeat", "stop"), oversize=("drop", "truncate")):
+def stories(draw, on_exhausted=("repeat", "stop", "renormalize"), oversize=("drop", "truncate", "split")):
     """A strategy and the whole streams of its sources, longer than the steps that tests take need.
 
     Returns:
@@ -129,11 +149,16 @@ def stories(draw, on_exhausted=("repeat", "stop"), oversize=("drop", "truncate")
     """
     num_sources = draw(st.integers(1, 4))
     names = tuple(f"s{i}" for i in range(num_sources))
-    pack = draw(packs(max_seq_len=32, max_rows=4, oversize=oversize))
+    pack = draw(packs(max_seq_len=32, max_rows=4, oversize=oversize, shapes=3))
+    one_shape = len(pack.shapes) == 1
+    may_stay_together = one_shape and pack.seq_len > 1 and pack.oversize != "split" and pack.method != "pad"
+    if may_stay_together and draw(st.booleans()):
+        pack = replace(pack, together="position", max_segments_per_row=None)
     some_weights = st.lists(st.integers(0, 9), min_size=num_sources, max_size=num_sources).filter(any)
     steps = sorted({0, *draw(st.lists(st.integers(1, 6), max_size=2))})
     knots = [(step, dict(zip(names, draw(some_weights), strict=True))) for step in steps]
-    graph = DGraph(packing=pack).mix(
+    regrouped_steps = draw(st.sampled_from([1, 1, 2, 3])) if one_shape else 1
+    graph = DGraph(packing=pack, regrouped_steps=regrouped_steps).mix(
         knots,
         unit=draw(st.sampled_from(["samples", "tokens", "patches"])),
         interpolation=draw(st.sampled_from(["step", "linear"])),
@@ -147,8 +172,13 @@ def stories(draw, on_exhausted=("repeat", "stop"), oversize=("drop", "truncate")
         patches = np.minimum(rng.integers(0, pack.patches_per_row + 2, count), tokens)
         if pack.oversize == "truncate":
             patches = np.minimum(patches, pack.patches_per_row)
+        if pack.oversize == "split":
+            patches[:] = 0
         part = np.zeros(count, dtype=np.int64)
         positions = np.sort(rng.integers(0, 200, count))
+        if pack.together:  # two to a position, which fit a row
+            positions, patches = np.arange(count) // 2, np.zeros(count, dtype=np.int64)
+            tokens = np.minimum(tokens, pack.seq_len // 2)
         for i in range(1, count):
             part[i] = part[i - 1] + 1 if positions[i] == positions[i - 1] else 0
         streams.append(make_infos(source, tokens, patches, positions, part))
@@ -231,6 +261,7 @@ _FIELDS = {
 }
 _KINDS = {
     "int": st.integers(-1, 2**62),
+    "bool": st.booleans(),
     "float": st.floats(0, 1e9),
     "str": st.text(max_size=20),
     "list[int]": st.lists(st.integers(0, 2**40), max_size=4),
@@ -245,3 +276,231 @@ def role_messages(kind):
         annotation = each.type.__name__ if isinstance(each.type, type) else str(each.type)
         values[each.name] = _FIELDS[each.name] if each.name in _FIELDS else _KINDS[annotation]
     return st.builds(kind, **values)
+
+
+# --- meshes, rows of documents ------------------------------------------------------------------------------
+
+
+@st.composite
+def packed_rows(draw, max_rows=3):
+    """(seq_len, num_parts, segments, num_rows): documents that tile the front of their rows."""
+    num_parts = draw(st.integers(1, 5))
+    seq_len, num_rows = num_parts * draw(st.integers(1, 20)), draw(st.integers(1, max_rows))
+    columns = []
+    for row in range(num_rows):
+        offset = 0
+        for length in draw(st.lists(st.integers(1, seq_len), max_size=5)):
+            if offset + length <= seq_len:
+                columns.append((row, offset, length))
+                offset += length
+    row, offset, length = np.array(columns, dtype=np.int32).reshape(-1, 3).T
+    no_patches = np.zeros(len(row), dtype=np.int64)
+    segments = Segments(row=row, offset=offset, length=length, num_patches=no_patches)
+    return seq_len, num_parts, segments, num_rows
+
+
+@st.composite
+def trees(draw):
+    """Place trees with any broadcast axes; one of the other axes may be a pipeline."""
+    layout = draw(layouts())
+    if not layout.axis_names:
+        return ClientPlaceTree(layout)
+    axes = st.sampled_from(layout.axis_names)
+    return ClientPlaceTree(layout, tuple(draw(st.lists(axes, unique=True))), draw(st.none() | axes))
+
+
+# --- costs
+
+
+@st.composite
+def decoders(draw):
+    """Arguments of `costs.moe`, and of `costs.transformer` without its experts; any that fit together."""
+    kv_heads, layers, experts = draw(st.integers(1, 8)), draw(st.integers(1, 120)), draw(st.integers(1, 64))
+    heads = kv_heads * draw(st.integers(1, 8))
+    head_dim = draw(st.none() | st.integers(1, 256))
+    width = draw(st.integers(1, 16384))
+    window = draw(st.none() | st.integers(1, 100_000))
+    return {
+        "num_layers": layers,
+        "d_model": width if head_dim else heads * (1 + width // heads),
+        "d_ff": draw(st.integers(1, 60_000)),
+        "vocab_size": draw(st.integers(0, 300_000)),
+        "causal": draw(st.booleans()),
+        "num_heads": heads,
+        "num_kv_heads": draw(st.sampled_from([None, kv_heads])),
+        "head_dim": head_dim,
+        "window": window,
+        "full_layers": draw(st.integers(0, layers)) if window else 0,
+        "num_experts": experts,
+        "experts_per_token": draw(st.integers(1, experts)),
+        "shared_d_ff": draw(st.integers(0, 60_000)),
+    }
+
+
+@st.composite
+def measurements(draw, max_length=10**6):
+    """(length, seconds) in order of length, of two lengths at least, some measured several times."""
+    lengths = draw(st.lists(st.integers(1, max_length), min_size=2, max_size=12))
+    lengths += draw(st.lists(st.sampled_from(lengths), max_size=6))
+    if len(set(lengths)) == 1:
+        lengths.append(lengths[0] + 1)
+    seconds = st.floats(0, 10, allow_subnormal=False) | st.sampled_from([0.0, 1e-9, 0.5])
+    return [(length, draw(seconds)) for length in sorted(lengths)]
+
+
+# --- simulation -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def pipeline_times(draw):
+    """Whole seconds of forward and backward passes, two float64 `[stages, microbatches, ranks]`."""
+    shape = draw(st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(1, 3)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    longest = draw(st.integers(0, 20))
+    forward, backward = rng.integers(0, longest + 1, (2, *shape)).astype(float)
+    return forward, backward
+
+
+# --- mixtures: weights, groups and schedules ----------------------------------------------------------------
+
+
+@st.composite
+def merges(draw, max_units=50):
+    """(weights, credit, units ahead, ended) of a step, any that earlier steps may leave."""
+    weights = draw(source_weights())
+    units, ended = draw(known_streams(len(weights), max_units=max_units))
+    credit = draw(credits_that_sum_to_zero(len(weights), (1 << 24) * draw(st.sampled_from([1, max_units]))))
+    return weights, credit, units, ended
+
+
+@st.composite
+def mixtures(draw, max_sources=6):
+    """(knots, groups, interpolation, source names): groups nest, and hold their own weights."""
+    names = [f"s{i}" for i in range(draw(st.integers(1, max_sources)))]
+    numbers = st.integers(0, 9) | st.floats(0, 2, allow_subnormal=False)
+
+    def weights_of(members):
+        values = st.lists(numbers, min_size=len(members), max_size=len(members)).filter(any)
+        return dict(zip(members, draw(values), strict=True))
+
+    outer, groups = list(draw(st.permutations(names))), {}
+    for number in range(draw(st.integers(0, 3))):
+        size = draw(st.integers(1, len(outer)))
+        groups[f"g{number}"] = weights_of(outer[:size])
+        outer = list(draw(st.permutations([*outer[size:], f"g{number}"])))
+    steps = sorted({0, *draw(st.lists(st.integers(1, 6), max_size=2))})
+    knots = [(step, weights_of(outer)) for step in steps]
+    return knots, groups, draw(st.sampled_from(["step", "linear"])), names
+
+
+# --- partitions -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def items_to_divide(draw, max_items=40, max_parts=7, objectives=1, equal_counts=False):
+    """(costs, number of parts): few or many equal costs, none, giants; `[items]` or `[objectives, items]`."""
+    num_parts = draw(st.integers(1, max_parts))
+    count = draw(st.integers(0, max_items))
+    if equal_counts:
+        count = num_parts * draw(st.integers(0, max_items // max_parts))
+    largest = draw(st.sampled_from([0, 3, 100, 10**6, 2**50]))
+    cost = st.integers(0, largest) | st.sampled_from([0, 1, largest])
+    costs = draw(st.lists(cost, min_size=count * objectives, max_size=count * objectives))
+    table = np.array(costs, dtype=np.int64).reshape(objectives, count)
+    return (table if objectives > 1 else table[0]), num_parts
+
+
+@st.composite
+def sized_items(draw, max_items=30, max_parts=6):
+    """(costs, sizes, number of parts, cap) for which the sizes can be placed."""
+    num_parts, cap = draw(st.integers(1, max_parts)), draw(st.integers(1, 60))
+    sizes = []
+    for _ in range(num_parts):
+        room = cap
+        for size in draw(st.lists(st.integers(0, cap), max_size=max_items // num_parts)):
+            sizes += [size] if size <= room else []
+            room -= size if size <= room else 0
+    sizes = draw(st.permutations(sizes))
+    costs = draw(st.lists(st.integers(0, 100), min_size=len(sizes), max_size=len(sizes)))
+    return np.array(costs, dtype=np.int64), np.array(sizes, dtype=np.int64), num_parts, cap
+
+
+# --- balancing ------------------------------------------------------------------------------------------
+
+
+@st.composite
+def rows_to_deal(draw, methods=partitioning.METHODS, objectives=OBJECTIVES, phases=(1, 2), max_cost=1000):
+    """(row costs, number of groups, rules) that divide; costs `[rows]` of one phase, `[2, rows]` of two."""
+    group_size = draw(st.none() | st.integers(1, 3))
+    num_groups = draw(st.integers(1, 4)) * (group_size or 1)
+    rules = Balance(
+        method=draw(st.sampled_from(methods)),
+        objective=draw(st.sampled_from(objectives)),
+        microbatches=draw(st.integers(1, 5)),
+        group_size=group_size,
+        pipeline_stages=draw(st.integers(1, 6)),
+        refine=draw(st.booleans()),
+    )
+    num_rows = num_groups * rules.microbatches * draw(st.integers(1, 3))
+    cost = st.integers(0, max_cost) | st.sampled_from([0, 7, max_cost])
+    num_phases = draw(st.sampled_from(phases))
+    costs = draw(st.lists(cost, min_size=num_phases * num_rows, max_size=num_phases * num_rows))
+    table = np.array(costs, dtype=np.int64).reshape(num_phases, num_rows)
+    return (table[0] if num_phases == 1 else table), num_groups, rules
+
+
+# --- whole steps --------------------------------------------------------------------------------------------
+
+
+def square_of_tokens(infos):
+    return infos["tokens"] ** 2
+
+
+def five_a_patch(infos):
+    return 5 * infos["patches"]
+
+
+@st.composite
+def placed_stories(draw):
+    """A story with costs, a balance and a mesh that its rows and places divide over.
+
+    Returns:
+        (graph, source names, streams, place tree).
+    """
+    graph, names, streams = draw(stories())
+    sizes = {axis: draw(st.integers(1, most)) for axis, most in (("dp", 4), ("cp", 3), ("pp", 3), ("tp", 2))}
+    axes = tuple(draw(st.permutations(sorted(sizes))))
+    devices = int(np.prod(list(sizes.values())))
+    microbatches = draw(st.integers(1, 3))
+    shapes = tuple(
+        Shape(
+            seq_len=shape.seq_len * 2 * sizes["cp"], rows=draw(st.integers(1, 2)) * sizes["dp"] * microbatches
+        )
+        for shape in graph.packing.shapes
+    )
+    graph = (
+        replace(graph, packing=replace(graph.packing, shapes=shapes))
+        .cost(
+            backbone=draw(st.sampled_from([None, square_of_tokens])),
+            encoder=draw(st.sampled_from([None, five_a_patch])),
+        )
+        .distribute(
+            "dp",
+            group_size=draw(st.sampled_from([None, *(n for n in (1, 2, 3, 4) if sizes["dp"] % n == 0)])),
+            microbatches=microbatches,
+            context_axis="cp",
+            context_layout=draw(st.sampled_from(["contiguous", "zigzag", "zigzag_document"])),
+            pipeline_axis="pp",
+        )
+        .balance(
+            draw(st.sampled_from(partitioning.METHODS)),
+            objective=draw(st.sampled_from(OBJECTIVES)),
+            refine=draw(st.booleans()),
+        )
+    )
+    layout = MeshLayout(
+        axis_names=axes,
+        axis_sizes=tuple(sizes[axis] for axis in axes),
+        process_of_device=tuple(range(devices)),
+    )
+    return graph, names, streams, graph.place_tree(layout)

@@ -18,6 +18,7 @@ from msdata_jax.cli import options
 from msdata_jax.cli.checks import PROCESSES, SHARED_MEMORY, unmapped_segments
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
+from msdata_jax.lineage.plan_log import check_new
 from msdata_jax.runtime.job import ROLE_VARIABLE
 
 PR_SET_PDEATHSIG = 1
@@ -31,6 +32,7 @@ LOOK_AGAIN_SECONDS = 0.5
 @click.option("--trainers", default=1, show_default=True, type=click.IntRange(1), help="Training processes.")
 @options.threads
 @options.start_seconds
+@options.plan_log
 @click.option("--dry-run", is_flag=True, help="Print the mpiexec command and stop.")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -39,6 +41,7 @@ def command(  # noqa: PLR0917 - click calls it by name
     trainers: int,
     threads: int,
     start_seconds: float,
+    plan_log: Path | None,
     dry_run: bool,
     recipe: Path,
     train: tuple[str, ...],
@@ -51,10 +54,13 @@ def command(  # noqa: PLR0917 - click calls it by name
     \b
     msdata launch --loaders 3 --trainers 2 recipe.py -- train.py --steps 100
     """
+    data_options = ["--threads", str(threads), "--start-seconds", f"{start_seconds:g}"]
+    if plan_log is not None:
+        data_options += ["--plan-log", str(plan_log)]
     line = command_line(
         loaders=loaders,
         trainers=trainers,
-        data_options=("--threads", str(threads), "--start-seconds", f"{start_seconds:g}"),
+        data_options=data_options,
         recipe=recipe,
         train=train,
     )
@@ -64,6 +70,8 @@ def command(  # noqa: PLR0917 - click calls it by name
     load_recipe(recipe)  # a wrong recipe fails here, once, before any rank starts
     if not Path(train[0]).is_file():
         raise LaunchError(f"the training script {train[0]} does not exist")
+    if plan_log is not None:
+        check_new(plan_log)
     return run_until_done(line)
 
 

@@ -1,5 +1,7 @@
 """Options that several commands share."""
 
+from pathlib import Path
+
 import click
 
 threads = click.option(
@@ -11,4 +13,9 @@ start_seconds = click.option(
     show_default=True,
     type=click.FloatRange(0, min_open=True),
     help="Time for all ranks to come, and then to build their DataLoader.",
+)
+plan_log = click.option(
+    "--plan-log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The planner writes each step's plan to this new file, which `msdata inspect` reads.",
 )

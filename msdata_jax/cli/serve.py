@@ -19,13 +19,15 @@ from msdata_jax.runtime.job import ROLE_VARIABLE
 @click.option("--roles", help="Roles of all ranks in order, such as planner=1,loaders=3,trainers=2.")
 @options.threads
 @options.start_seconds
+@options.plan_log
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, type=click.UNPROCESSED)
-def command(
+def command(  # noqa: PLR0917 - click calls it by name
     role: str | None,
     roles: str | None,
     threads: int,
     start_seconds: float,
+    plan_log: Path | None,
     recipe: Path,
     train: tuple[str, ...],
 ) -> int:
@@ -57,7 +59,9 @@ def command(
     from msdata_jax.sources.without_jax import block_jax
 
     block_jax()
-    return serve(load_recipe(recipe), role, num_threads=threads, start_seconds=start_seconds)
+    return serve(
+        load_recipe(recipe), role, num_threads=threads, start_seconds=start_seconds, plan_log=plan_log
+    )
 
 
 def _become_trainer(train: tuple[str, ...]) -> int:

@@ -1,14 +1,28 @@
 """One step's content, from metadata: draw, pack, and say what waits. Never sees the mesh."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
 from msdata_jax.errors import BadSampleError
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.mixing import Draws, Mixture, credit_after, merge_by_due_time
-from msdata_jax.planning.packing import Pack, assign_rows
+from msdata_jax.planning.merging import Draws, merge_by_due_time
+from msdata_jax.planning.mixing import Mixture
+from msdata_jax.planning.packing import Pack, Units, assign_rows
+from msdata_jax.planning.pieces import (
+    Pieces,
+    cut,
+    gather,
+    join,
+    join_records,
+    measure_units,
+    no_pieces,
+    pieces_in_order,
+    unfinished,
+)
+from msdata_jax.planning.regrouping import regroup
 from msdata_jax.records import info_dtype
 
 
@@ -19,16 +33,27 @@ class StreamState:
     Attributes:
         step: the next step.
         credit: int64 `[sources]`, what the mixture owes each source.
+        exhausted: bool `[sources]`, sources that ran out and gave their weight to the others.
         last_position: int64 `[sources]`, position of the last sample drawn; -1 before the first.
         last_part: int64 `[sources]`, its part.
-        carry: SampleInfo records drawn but not delivered yet, oldest first.
+        carry: what was drawn and not delivered yet, oldest first.
+        gathered: steps of the next window that are composed and wait for the others; see `DGraph.regroup`.
+        pending: steps of the current window, regrouped and not delivered yet.
     """
 
     step: int
     credit: np.ndarray
+    exhausted: np.ndarray
     last_position: np.ndarray
     last_part: np.ndarray
-    carry: np.ndarray
+    carry: Pieces
+    gathered: tuple[StepPlan, ...] = ()
+    pending: tuple[StepPlan, ...] = ()
+
+    def composed_ahead(self) -> list[np.ndarray]:
+        """SampleInfo records drawn for later steps: carried, or in composed steps, dropped ones too."""
+        plans = (*self.gathered, *self.pending)
+        return [self.carry.infos, *(plan.samples for plan in plans), *(plan.dropped for plan in plans)]
 
 
 def initial_state(num_sources: int, columns: Sequence[str] = ()) -> StreamState:
@@ -36,9 +61,10 @@ def initial_state(num_sources: int, columns: Sequence[str] = ()) -> StreamState:
     return StreamState(
         step=0,
         credit=np.zeros(num_sources, dtype=np.int64),
+        exhausted=np.zeros(num_sources, dtype=bool),
         last_position=np.full(num_sources, -1, dtype=np.int64),
         last_part=np.full(num_sources, -1, dtype=np.int64),
-        carry=np.empty(0, dtype=info_dtype(columns)),
+        carry=no_pieces(info_dtype(columns)),
     )
 
 
@@ -51,7 +77,7 @@ class NeedMore:
 
 @dataclass(frozen=True, kw_only=True)
 class EndOfData:
-    """No further step: `source` has no sample left and the mixture says `stop`."""
+    """No further step: `source` has no sample left and the mixture does not go on without it."""
 
     source: int
 
@@ -72,15 +98,29 @@ class Composed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """A step of a window is composed, and waits for the others: ask again with this state.
+
+    Attributes:
+        state: of the same step, further on in the streams.
+        drawn: int64 `[sources]`, samples taken from each stream.
+    """
+
+    state: StreamState
+    drawn: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """What decides a step's content: the mixture, the rows' shape, and what samples cost.
 
-    `cost` turns SampleInfo records into int64 `[samples]`.
+    `costs` turns SampleInfo records into int64 `[samples]` each: backbone, encoder, memory.
     """
 
     mixture: Mixture
     pack: Pack
-    cost: Callable[[np.ndarray], np.ndarray]
+    costs: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+    regrouped_steps: int = 1
 
 
 def compose(
@@ -89,111 +129,278 @@ def compose(
     source_names: Sequence[str],
     ahead: Sequence[np.ndarray],
     ended: Sequence[bool],
-) -> Composed | NeedMore | EndOfData:
+) -> Composed | Gathered | NeedMore | EndOfData:
     """Decide what step `state.step` delivers; arguments and errors as in `DGraph.compose`."""
-    weights = rules.mixture.weights_at(state.step, source_names)
-    units = [_units(infos, rules.mixture.unit) for infos in ahead]
-    draws = merge_by_due_time(weights, state.credit, units, ended)
-    lengths = [_places(infos, rules.pack) for infos in ahead]
-    num_draws = _num_draws(rules.pack, state, draws, lengths)
-    if num_draws is None:
-        if draws.limited_by is not None:
-            return NeedMore(source=draws.limited_by)
+    if rules.regrouped_steps == 1:
+        return _compose_one(rules, state, source_names, ahead, ended)
+    if state.pending:
+        return _first_pending(state, drawn=np.zeros(len(ahead), dtype=np.int64))
+    later = replace(state, step=state.step + len(state.gathered))
+    composed = _compose_one(rules, later, source_names, ahead, ended)
+    if isinstance(composed, NeedMore) or (isinstance(composed, EndOfData) and not state.gathered):
+        return composed
+    if isinstance(composed, EndOfData):  # the last window is a short one
+        whole = replace(state, gathered=(), pending=regroup(state.gathered))
+        return _first_pending(whole, drawn=np.zeros(len(ahead), dtype=np.int64))
+    gathered = (*state.gathered, composed.plan)
+    after = replace(composed.state, step=state.step, gathered=gathered)
+    if len(gathered) < rules.regrouped_steps:
+        return Gathered(state=after, drawn=composed.drawn)
+    return _first_pending(replace(after, gathered=(), pending=regroup(gathered)), drawn=composed.drawn)
+
+
+def _first_pending(state: StreamState, drawn: np.ndarray) -> Composed:
+    plan, *pending = state.pending
+    return Composed(plan=plan, state=replace(state, step=plan.step + 1, pending=tuple(pending)), drawn=drawn)
+
+
+def _compose_one(
+    rules: Rules,
+    state: StreamState,
+    source_names: Sequence[str],
+    ahead: Sequence[np.ndarray],
+    ended: Sequence[bool],
+) -> Composed | NeedMore | EndOfData:
+    draws, pieces, filled = _draw_pool(rules, state, source_names, ahead, ended)
+    if filled is None and draws.limited_by is not None:
+        return NeedMore(source=draws.limited_by)
+    sample, start, length = pieces
+    if filled is None:
+        bucket = _fullest_bucket(rules.pack, np.concatenate([state.carry.length, length]))
         num_draws = len(draws.source)
-    source, index = draws.source[:num_draws], draws.index[:num_draws]
-    drawn = np.bincount(source, minlength=len(ahead))
-    fresh = np.empty(num_draws, dtype=state.carry.dtype)
-    for s in np.unique(source).tolist():
-        fresh[source == s] = ahead[s][index[source == s]]
-    _refuse_oversize(rules.pack, state.step, fresh, source_names)
-    plan, carry = _pack(rules, state, fresh)
+    else:
+        bucket, num_pieces = filled
+        num_draws = int(sample[num_pieces - 1]) + 1 if num_pieces else 0
+    drawn = np.bincount(draws.source[:num_draws], minlength=len(ahead))
+    infos = _drawn_infos(
+        draws, num_draws, [known[:n] for known, n in zip(ahead, drawn.tolist(), strict=True)]
+    )
+    _refuse_oversize(rules.pack, state.step, infos, source_names)
+    num_pieces = int(np.searchsorted(sample, num_draws))
+    sample = sample[:num_pieces]
+    fresh = Pieces(infos=infos.take(sample), start=start[:num_pieces], length=length[:num_pieces])
+    plan, carry = _pack(rules, state, fresh, bucket, is_last=filled is None)
     if not len(plan.samples):
         assert draws.ended_by is not None
         return EndOfData(source=draws.ended_by)
-    units_drawn = np.array([int(u[:n].sum()) for u, n in zip(units, drawn, strict=True)], dtype=np.int64)
+    is_dropped = np.ones(num_draws, dtype=bool)
+    is_dropped[sample] = False
+    return Composed(
+        plan=replace(plan, dropped=infos.take(np.flatnonzero(is_dropped))),
+        state=_state_after(state, draws, num_draws, ahead, drawn, carry),
+        drawn=drawn,
+    )
+
+
+def _draw_pool(
+    rules: Rules,
+    state: StreamState,
+    source_names: Sequence[str],
+    ahead: Sequence[np.ndarray],
+    ended: Sequence[bool],
+) -> tuple[Draws, tuple[np.ndarray, np.ndarray, np.ndarray], tuple[int, int] | None]:
+    """The draws, the pieces that they are packed in, and which bucket they fill; see `cut`, `_fill_pool`."""
+    mixture, pack = rules.mixture, rules.pack
+    units = [_units(infos, mixture.unit) for infos in ahead]
+    # Most of what is known ahead is for later steps: look at about a step's worth first.
+    places_ahead = sum(int(infos["tokens"].sum()) for infos in ahead)
+    shape = max(pack.shapes, key=lambda each: each.rows * each.seq_len)
+    share = Fraction(5 * (shape.rows + 1) * shape.seq_len, 4 * max(places_ahead, 1))
+    a_step = 1 + int(share * sum(int(each.sum()) for each in units))
+    for limit in (a_step, None):
+        draws = merge_by_due_time(
+            mixture.weights_at(state.step, source_names),
+            state.credit,
+            units,
+            ended,
+            exhausted=state.exhausted if mixture.on_exhausted == "renormalize" else None,
+            limit_units=limit,
+        )
+        tokens, patches = (_of_draws(draws, [infos[name] for infos in ahead]) for name in _SIZES)
+        pieces = cut(pack, tokens, patches)
+        filled = _fill_pool(pack, state.carry.length, pieces[2], len(source_names))
+        if filled is not None or draws.limited_by is not None or draws.ended_by is not None:
+            break
+    return draws, pieces, filled
+
+
+def _state_after(
+    state: StreamState,
+    draws: Draws,
+    num_draws: int,
+    ahead: Sequence[np.ndarray],
+    drawn: np.ndarray,
+    carry: Pieces,
+) -> StreamState:
     last_position, last_part = state.last_position.copy(), state.last_part.copy()
     for s in np.flatnonzero(drawn).tolist():
         last_position[s] = ahead[s]["position"][drawn[s] - 1]
         last_part[s] = ahead[s]["part"][drawn[s] - 1]
-    after = StreamState(
+    credit, exhausted = draws.after(num_draws)
+    return replace(
+        state,
         step=state.step + 1,
-        credit=credit_after(weights, state.credit, units_drawn),
+        credit=credit,
+        exhausted=exhausted,
         last_position=last_position,
         last_part=last_part,
         carry=carry,
     )
-    return Composed(plan=plan, state=after, drawn=drawn)
 
 
-def _num_draws(pack: Pack, state: StreamState, draws: Draws, lengths: Sequence[np.ndarray]) -> int | None:
-    """How many draws fill the pool; None when the certain ones do not."""
-    missing_tokens = pack.pool_tokens - int(_places(state.carry, pack).sum())
-    missing_segments = pack.pool_segments - len(state.carry)
-    if missing_tokens <= 0 or missing_segments <= 0:
-        return 0
-    stacked = np.concatenate(lengths) if lengths else np.empty(0, dtype=np.int64)
-    first = np.cumsum([0, *(len(each) for each in lengths)])
-    drawn = stacked[first[draws.source] + draws.index]  # 0 for those that will be dropped
-    enough = 1 + min(
-        int(np.searchsorted(np.cumsum(drawn), missing_tokens)),
-        int(np.searchsorted(np.cumsum(drawn > 0), missing_segments)),
-    )
-    return enough if enough <= len(drawn) else None
+_SIZES = ("tokens", "patches")
 
 
-def _refuse_oversize(pack: Pack, step: int, fresh: np.ndarray, source_names: Sequence[str]) -> None:
+def _of_draws(draws: Draws, values: Sequence[np.ndarray]) -> np.ndarray:
+    """The value of each draw, from the values of the samples ahead of each source."""
+    first = np.cumsum([0, *(len(each) for each in values)])
+    return np.concatenate(values).take(first[draws.source] + draws.index).astype(np.int64)
+
+
+def _drawn_infos(draws: Draws, num_draws: int, drawn_of_source: Sequence[np.ndarray]) -> np.ndarray:
+    """SampleInfo records of the draws in order."""
+    first = np.cumsum([0, *(len(each) for each in drawn_of_source)])
+    return join_records(drawn_of_source).take(first[draws.source[:num_draws]] + draws.index[:num_draws])
+
+
+def _fill_pool(
+    pack: Pack, carried: np.ndarray, fresh: np.ndarray, num_sources: int
+) -> tuple[int, int] | None:
+    """The bucket that is full first, and the number of fresh pieces that fill it; None where none is full.
+
+    Args:
+        pack: the shapes.
+        carried: int64, lengths of carried pieces.
+        fresh: int64, lengths of the pieces that may be drawn, in order.
+        num_sources: of the recipe.
+    """
+    first: tuple[int, int] | None = None
+    rows_beyond = 1 + (num_sources if pack.together else 0)  # the last of each source may have to wait
+    one_bucket = len(pack.shapes) == 1
+    for bucket, shape in enumerate(pack.shapes):
+        mine = np.arange(len(fresh)) if one_bucket else np.flatnonzero(pack.bucket_of(fresh) == bucket)
+        waiting = carried if one_bucket else carried[pack.bucket_of(carried) == bucket]
+        missing_places = pack.pool_places(shape, rows_beyond) - int(waiting.sum())
+        missing_segments = pack.pool_segments(shape, rows_beyond) - len(waiting)
+        if missing_places <= 0 or missing_segments <= 0:
+            return bucket, 0
+        enough = min(int(np.searchsorted(np.cumsum(fresh[mine]), missing_places)), missing_segments - 1)
+        if enough < len(mine):
+            end = int(mine[enough]) + 1
+            first = min(first or (bucket, end), (bucket, end), key=lambda each: each[1])
+    return first
+
+
+def _fullest_bucket(pack: Pack, lengths: np.ndarray) -> int:
+    """Which bucket's rows are filled most, when no more is drawn."""
+    places = [int(lengths[pack.bucket_of(lengths) == b].sum()) for b in range(len(pack.shapes))]
+    fill = [Fraction(n, shape.rows * shape.seq_len) for n, shape in zip(places, pack.shapes, strict=True)]
+    return max(range(len(fill)), key=lambda bucket: fill[bucket])
+
+
+def _refuse_oversize(pack: Pack, step: int, infos: np.ndarray, source_names: Sequence[str]) -> None:
     if pack.oversize == "drop":
         return
-    too_long = (fresh["tokens"] > pack.seq_len) & (pack.oversize == "raise")
-    too_many = fresh["patches"] > pack.patches_per_row
-    for infos, column, bound, name, way_out in (
-        (fresh[too_long], "tokens", pack.seq_len, "seq_len", "'truncate' or 'drop'"),
-        (fresh[too_many], "patches", pack.patches_per_row, "patches_per_row", "'drop'"),
+    tokens, patches = infos["tokens"], infos["patches"]
+    too_long = (tokens > pack.seq_len) & (pack.oversize == "raise")
+    mixed = (tokens > pack.seq_len) & (pack.oversize == "split") & (patches > 0)
+    for wrong, has, bound, way_out in (
+        (too_long, "tokens", f"pack(seq_len={pack.seq_len})", "'truncate', 'split' or 'drop'"),
+        (
+            patches > pack.patches_per_row,
+            "patches",
+            f"pack(patches_per_row={pack.patches_per_row})",
+            "'drop'",
+        ),
+        (mixed, "tokens", f"pack(seq_len={pack.seq_len}), and patches, which cannot be split", "'drop'"),
     ):
-        if len(infos):
-            first = infos[0]
+        if wrong.any():
+            first = infos[wrong][0]
             raise BadSampleError(
                 f"step {step}: source {source_names[first['source']]!r}, position {first['position']}, "
-                f"part {first['part']} has {first[column]} {column}, more than pack({name}={bound}); "
+                f"part {first['part']} has {first[has]} {has}, more than {bound}; "
                 f"split or truncate it in the source's transforms, or say pack(oversize={way_out})"
             )
 
 
-def _pack(rules: Rules, state: StreamState, fresh: np.ndarray) -> tuple[StepPlan, np.ndarray]:
-    """The plan, and the samples that wait for the next step."""
-    pack = rules.pack
-    fits = (_places(fresh, pack) > 0) & (fresh["patches"] <= pack.patches_per_row)
-    dropped, pool = fresh[~fits], np.concatenate([state.carry, fresh[fits]])
-    length = _places(pool, pack)
-    costs = rules.cost(_as_used(pool, length))
-    row = assign_rows(pack, length, pool["patches"], costs, len(state.carry))
-    placed = np.flatnonzero(row >= 0)
-    row[placed] = shuffled_rows(state.step, pack.rows)[row[placed]]
-    placed = placed[np.lexsort((placed, row[placed]))]
-    row, length, costs = row[placed], length[placed], costs[placed]
-    row_start = np.searchsorted(row, row)  # index of the first segment of the same row
-    before = np.cumsum(length) - length
-    row_cost = np.zeros(pack.rows, dtype=np.int64)
-    np.add.at(row_cost, row, costs)
+def _pack(
+    rules: Rules, state: StreamState, fresh: Pieces, bucket: int, *, is_last: bool
+) -> tuple[StepPlan, Pieces]:
+    """The plan, and what waits for the next step."""
+    pack, shape = rules.pack, rules.pack.shapes[bucket]
+    pool = join([state.carry, fresh])
+    candidates, chosen = np.arange(len(pool)), pool
+    if len(pack.shapes) > 1:
+        candidates = np.flatnonzero(pack.bucket_of(pool.length) == bucket)
+        chosen = pool.take(candidates)
+    num_carried = int(np.searchsorted(candidates, len(state.carry)))
+    costs = rules.costs(chosen.used_infos())
+    unit = gather(pack, chosen)
+    units = measure_units(chosen, unit, costs[0] + costs[1])
+    may_go, num_carried_units = slice(None), int(unit[:num_carried].max(initial=-1)) + 1
+    if pack.together is not None:
+        _refuse_large_units(pack, state.step, units)
+        may_go = is_last | ~unfinished(chosen, unit)
+        num_carried_units = int(np.count_nonzero(may_go[:num_carried_units]))
+    row_of_unit = np.full(len(units.length), -1, dtype=np.int64)
+    row_of_unit[may_go] = assign_rows(pack, shape, units.take(may_go), num_carried_units)
+    row_of_unit = np.where(row_of_unit >= 0, shuffled_rows(state.step, shape.rows)[row_of_unit], -1)
+    placed = pieces_in_order(unit, row_of_unit)
+    row = row_of_unit[unit[placed]]
+    samples = chosen.take(placed)
+    first = np.flatnonzero(np.diff(row, prepend=-1))  # of each row that is not empty
+    before = np.cumsum(samples.length) - samples.length
+    sums = [_sum_by_row(each[placed], row, first, shape.rows) for each in costs]
     plan = StepPlan(
         step=state.step,
-        samples=pool[placed],
+        samples=samples.infos,
         row=row.astype(np.int32),
-        offset=(before - before[row_start]).astype(np.int32),
-        start=np.zeros(len(placed), dtype=np.int32),
-        length=length.astype(np.int32),
-        num_rows=pack.rows,
-        seq_len=pack.seq_len,
+        offset=(before - np.repeat(before[first], np.diff(first, append=len(row)))).astype(np.int32),
+        start=samples.start.astype(np.int32),
+        length=samples.length.astype(np.int32),
+        num_rows=shape.rows,
+        seq_len=shape.seq_len,
         patches_per_row=pack.patches_per_row,
-        row_cost=row_cost,
-        order=np.arange(pack.rows, dtype=np.int32),
+        row_cost=sums[0],
+        row_encoder_cost=sums[1],
+        row_memory=sums[2],
+        order=np.arange(shape.rows, dtype=np.int32),
         num_groups=1,
         num_microbatches=1,
-        dropped=dropped,
+        dropped=pool.infos[:0],
     )
     waits = np.ones(len(pool), dtype=bool)
-    waits[placed] = False
-    return plan, pool[waits]
+    waits[candidates[placed]] = False
+    return plan, pool.take(waits)
+
+
+def _refuse_large_units(pack: Pack, step: int, units: Units) -> None:
+    caps = (
+        ("places", units.length, pack.seq_len),
+        ("patches", units.patches, pack.patches_per_row),
+        ("samples", units.segments, pack.segments_per_row or pack.seq_len),
+    )
+    for name, size, cap in caps:
+        if size.max(initial=0) > cap:
+            raise BadSampleError(
+                f"step {step}: samples that stay together by pack(together={pack.together!r}) have "
+                f"{size.max()} {name}; a row holds {cap}: take them apart in the source's transforms"
+            )
+
+
+def _sum_by_row(values: np.ndarray, row: np.ndarray, first: np.ndarray, num_rows: int) -> np.ndarray:
+    """int64 `[num_rows]`: sums of int64 `values`, whose rows are in order; exact, as float sums are not.
+
+    Args:
+        values: int64 `[segments]`.
+        row: int64 `[segments]`, increasing.
+        first: int64 `[rows that are not empty]`, the first segment of each.
+        num_rows: rows.
+    """
+    sums = np.zeros(num_rows, dtype=np.int64)
+    if len(row):
+        sums[row[first]] = np.add.reduceat(values, first)
+    return sums
 
 
 def shuffled_rows(step: int, num_rows: int) -> np.ndarray:
@@ -216,22 +423,3 @@ def _units(infos: np.ndarray, unit: str) -> np.ndarray:
     if unit == "samples":
         return np.ones(len(infos), dtype=np.int64)
     return np.maximum(infos[unit], 1)
-
-
-def _places(infos: np.ndarray, pack: Pack) -> np.ndarray:
-    """Places that each sample takes in a row: 0 for those that are dropped."""
-    tokens = infos["tokens"].astype(np.int64)
-    if pack.oversize == "truncate":
-        return np.minimum(tokens, pack.seq_len)
-    if pack.oversize == "drop":
-        return np.where((tokens > pack.seq_len) | (infos["patches"] > pack.patches_per_row), 0, tokens)
-    return tokens
-
-
-def _as_used(infos: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """The records with `tokens` cut to what is used, for the cost functions."""
-    if np.array_equal(infos["tokens"], length):
-        return infos
-    used = infos.copy()
-    used["tokens"] = length
-    return used

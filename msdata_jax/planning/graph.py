@@ -5,7 +5,7 @@ step delivers and never sees the mesh; `place` decides where it goes.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,29 +13,64 @@ import numpy as np
 
 from msdata_jax.errors import RecipeError
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.balancing import METHODS, Method, balance
+from msdata_jax.planning import describing
+from msdata_jax.planning.balancing import OBJECTIVES, Balance, Objective, balance
 from msdata_jax.planning.composing import Composed as Composed
 from msdata_jax.planning.composing import EndOfData as EndOfData
+from msdata_jax.planning.composing import Gathered as Gathered
 from msdata_jax.planning.composing import NeedMore as NeedMore
 from msdata_jax.planning.composing import Rules, compose
 from msdata_jax.planning.composing import StreamState as StreamState
 from msdata_jax.planning.composing import initial_state as initial_state
-from msdata_jax.planning.costs import Cost, sample_costs
-from msdata_jax.planning.mixing import Mixture, Weights
-from msdata_jax.planning.packing import Oversize, Pack
-from msdata_jax.planning.place_tree import Axes, ClientPlaceTree
+from msdata_jax.planning.costs import Cost, check_columns, cost_parts
+from msdata_jax.planning.encoder_slots import always_enough, fill_slots
+from msdata_jax.planning.mixing import Interpolation, Mixture, OnExhausted, Weights
+from msdata_jax.planning.packing import Method as PackMethod
+from msdata_jax.planning.packing import Pack, Shape
+from msdata_jax.planning.partitioning import METHODS, Method
+from msdata_jax.planning.place_tree import Axes, ClientPlaceTree, MeshLayout
 
-ContextLayout = Literal["contiguous", "zigzag"]
+ContextLayout = Literal["contiguous", "zigzag", "zigzag_document"]
+CONTEXT_LAYOUTS: tuple[ContextLayout, ...] = ("contiguous", "zigzag", "zigzag_document")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What each target weighs in the loss; see `DGraph.loss`."""
+
+    per: Literal["tokens", "segments"] = "tokens"
+    sources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distribute:
-    """How rows spread over the mesh."""
+    """How rows spread over the mesh; see `DGraph.distribute`."""
 
     axis: Axes
+    group_size: int | None = None
     microbatches: int = 1
     context_axis: Axes = None
     context_layout: ContextLayout = "contiguous"
+    pipeline_axis: str | None = None
+    encoder_axis: Axes = None
+    patches_per_slot: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balancing:
+    """How costs are evened out; see `DGraph.balance`."""
+
+    method: Method = "none"
+    objective: Objective = "step"
+    refine: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broadcast:
+    """Who feeds whom; see `DGraph.broadcast_at`."""
+
+    axes: tuple[str, ...] = ()
+    via: Literal["host", "device"] = "host"
 
 
 @dataclass(frozen=True)
@@ -51,129 +86,278 @@ class DGraph:
         ...     .balance("lpt")
         ... )
         >>> print(graph)
-        mix(tokens: web 0.75, code 0.25; repeat)
-        pack(64 rows of 2048 places, best_fit, oversize raise)
-        distribute(dp, 1 microbatches)
-        balance(lpt)
+        mix          by tokens: web 0.75, code 0.25; repeat
+        pack         64 rows of 2048 places, best_fit; oversize: raise
+        distribute   rows over dp
+        balance      lpt, objective step
     """
 
     mixture: Mixture | None = None
     packing: Pack | None = None
+    losses: Loss = field(default_factory=Loss)
+    regrouped_steps: int = 1
     backbone_cost: Cost | None = None
     encoder_cost: Cost | None = None
+    memory_cost: Cost | None = None
     distribution: Distribute = field(default_factory=lambda: Distribute(axis=None))
-    balancing: Method = "none"
-    broadcast_axes: tuple[str, ...] = ()
+    balancing: Balancing = field(default_factory=Balancing)
+    broadcast: Broadcast = field(default_factory=Broadcast)
 
-    # --- primitives -------------------------------------------------------------------------------------
+    # --- primitives that decide what a step delivers ---------------------------------------------------
 
     def mix(
         self,
-        weights: Weights | Sequence[tuple[int, Weights]],
+        weights: Weights | Sequence[tuple[int, Weights]] | Callable[[int], Weights],
         *,
         unit: str = "samples",
-        interpolation: Literal["step", "linear"] = "step",
-        on_exhausted: Literal["repeat", "stop"] = "repeat",
+        interpolation: Interpolation = "step",
+        on_exhausted: OnExhausted = "repeat",
+        groups: Mapping[str, Weights] | None = None,
     ) -> "DGraph":
         """Say which share of the stream each source has.
 
         Args:
-            weights: weights by source name, or a schedule `[(first step, weights), ...]` from step 0.
+            weights: weights by source (or group) name; a schedule `[(first step, weights), ...]` from step 0;
+                or a function of the step that returns weights, which must be pure.
             unit: what the shares count: `samples`, `tokens`, or any metadata column.
             interpolation: between the steps of a schedule: `step` or `linear`.
-            on_exhausted: `repeat` goes on with the source's next epoch; `stop` ends the data.
+            on_exhausted: `repeat` goes on with the source's next epoch; `stop` ends the data; `renormalize`
+                gives the source's share to the others, and ends the data with the last of them.
+            groups: weights inside a name of `weights`: `{"text": {"web": 3, "books": 1}}` splits the share of
+                `text`; groups may hold groups.
 
         Raises:
-            RecipeError: negative weights, all zero, steps out of order, unknown names for the options.
+            RecipeError: negative weights, all zero, steps out of order, groups that overlap, unknown options.
         """
-        schedule = [(0, weights)] if isinstance(weights, Mapping) else weights
-        # Plain numbers, so that numpy scalars neither change `describe` nor the exact fractions.
-        knots = [
-            (int(step), {name: w if isinstance(w, int) else float(w) for name, w in each.items()})
-            for step, each in schedule
-        ]
-        mixture = Mixture(knots=knots, unit=unit, interpolation=interpolation, on_exhausted=on_exhausted)
+        if not callable(weights):
+            schedule = [(0, weights)] if isinstance(weights, Mapping) else weights
+            weights = [(int(step), plain_weights(each)) for step, each in schedule]
+        inner = {name: plain_weights(each) for name, each in (groups or {}).items()}
+        mixture = Mixture(
+            knots=weights, unit=unit, interpolation=interpolation, on_exhausted=on_exhausted, groups=inner
+        )
         return replace(self, mixture=mixture)
 
-    def pack(  # noqa: PLR0913 - keyword-only, the fields of Pack
-        self,
-        *,
-        seq_len: int,
-        rows: int,
-        patches_per_row: int = 0,
-        patch_values: int = 768,
-        max_segments_per_row: int | None = None,
-        method: Literal["best_fit", "balanced"] = "best_fit",
-        oversize: Oversize = "raise",
-    ) -> "DGraph":
-        """Give the step its static shape; see `Pack` for the arguments and `RecipeError`s."""
-        pack = Pack(
-            seq_len=seq_len,
-            rows=rows,
-            patches_per_row=patches_per_row,
-            patch_values=patch_values,
-            max_segments_per_row=max_segments_per_row,
-            method=method,
-            oversize=oversize,
-        )
-        return replace(self, packing=pack)
+    def pack(self, *, seq_len: int, rows: int, method: PackMethod = "best_fit", **options: Any) -> "DGraph":
+        """Several samples to a row, all steps of one shape.
 
-    def cost(self, *, backbone: Cost | None = None, encoder: Cost | None = None) -> "DGraph":
+        Args:
+            seq_len: places in a row.
+            rows: rows of the global batch.
+            method: `best_fit`, `first_fit` or `balanced`; see `Pack`.
+            options: `patches_per_row`, `patch_values`, `max_segments_per_row`, `oversize`, `together`; see
+                `Pack`.
+
+        Raises:
+            RecipeError: see `Pack`.
+        """
+        return self._with_shapes({seq_len: rows}, method, options)
+
+    def pad(self, *, seq_len: int, rows: int, **options: Any) -> "DGraph":
+        """One sample to a row, padded to `seq_len`; options as in `pack`."""
+        return self._with_shapes({seq_len: rows}, "pad", options)
+
+    def bucket(self, rows: Mapping[int, int], *, method: PackMethod = "best_fit", **options: Any) -> "DGraph":
+        """A few shapes: samples go to the shortest rows that hold them, and a step is of one bucket.
+
+        Args:
+            rows: rows of the global batch by places in a row, such as `{512: 64, 2048: 16}`.
+            method: how a bucket's rows are filled; `pad` gives each sample a row.
+            options: as in `pack`.
+        """
+        return self._with_shapes(rows, method, options)
+
+    def _with_shapes(
+        self, rows: Mapping[int, int], method: PackMethod, options: Mapping[str, Any]
+    ) -> "DGraph":
+        unknown = sorted(set(options) - set(Pack.__dataclass_fields__) | {"shapes"} & set(options))
+        if unknown:
+            raise RecipeError(
+                f"pack, pad and bucket take seq_len, rows and the options of Pack; they take no {unknown}"
+            )
+        shapes = tuple(Shape(seq_len=seq_len, rows=count) for seq_len, count in sorted(rows.items()))
+        return replace(self, packing=Pack(shapes=shapes, method=method, **options))
+
+    def loss(
+        self, *, per: Literal["tokens", "segments"] = "tokens", sources: Mapping[str, float] | None = None
+    ) -> "DGraph":
+        """Say what each target weighs in the loss, which `loss_mask` then shows.
+
+        Args:
+            per: `tokens` weighs every target 1; `segments` lets the targets of each segment weigh 1 together,
+                so that long samples count no more than short ones.
+            sources: factors by source; 1 for those that are not named.
+
+        Raises:
+            RecipeError: an unknown `per`, or a factor that is negative or not finite.
+        """
+        if per not in ("tokens", "segments"):
+            raise RecipeError(f"loss(per=...) is 'tokens' or 'segments', got {per!r}")
+        factors = plain_weights(sources or {})
+        bad = {name: factor for name, factor in factors.items() if not 0 <= factor < float("inf")}
+        if bad:
+            raise RecipeError(f"loss(sources=...) are finite factors, not negative; got {bad}")
+        return replace(self, losses=Loss(per=per, sources=factors))
+
+    def regroup(self, *, steps: int) -> "DGraph":
+        """Deal the rows of every `steps` consecutive steps by cost, so that dear rows meet their like.
+
+        For giants: rows dearer than a mean rank, which no placement can even out. **This changes which step
+        a sample is in** (by less than `steps` steps), still as a pure function of recipe, seed and step.
+
+        Raises:
+            RecipeError: `steps` is below 1.
+        """
+        if steps < 1:
+            raise RecipeError(f"regroup(steps=...) is at least 1, got {steps}")
+        return replace(self, regrouped_steps=steps)
+
+    def cost(
+        self, *, backbone: Cost | None = None, encoder: Cost | None = None, memory: Cost | None = None
+    ) -> "DGraph":
         """Say what a sample costs: formulas from `msdata_jax.costs`, or functions of SampleInfo records.
 
         A row costs the sum over its samples. Without this primitive a sample costs its places.
-        """
-        return replace(self, backbone_cost=backbone, encoder_cost=encoder)
 
-    def distribute(
+        Args:
+            backbone: work in the model that sees all places.
+            encoder: work in the model that sees the patches.
+            memory: bytes of activations; reported, not balanced.
+        """
+        return replace(self, backbone_cost=backbone, encoder_cost=encoder, memory_cost=memory)
+
+    # --- primitives that decide where it goes ----------------------------------------------------------
+
+    def distribute(  # noqa: PLR0913 - keyword-only, the fields of Distribute
         self,
         axis: Axes,
         *,
+        group_size: int | None = None,
         microbatches: int = 1,
         context_axis: Axes = None,
         context_layout: ContextLayout = "contiguous",
+        pipeline_axis: str | None = None,
+        encoder_axis: Axes = None,
+        patches_per_slot: int | None = None,
     ) -> "DGraph":
         """Spread the rows over a mesh axis (or several, as in a PartitionSpec entry).
 
         Args:
-            axis: the data-parallel axis; the spec of every batch field cuts its rows along it.
-            microbatches: equal stretches of each group's rows, in the order in which the trainer takes them.
+            axis: the data-parallel axis; the spec of every batch field cuts its rows along it. `world`
+                stands for all axes of the mesh.
+            group_size: costs are evened out over aligned groups of so many ranks first, then inside each; for
+                ranks that wait for one another more often than for the rest.
+            microbatches: equal stretches of each rank's rows, in the order in which the trainer takes them.
             context_axis: the axis that cuts the places of a row, where there is one.
-            context_layout: `contiguous`, or `zigzag`: the row is cut into `2 n` chunks and part `i` of `n`
-                shows chunks `i` and `2n - 1 - i`, so that every part has the same causal work.
+            context_layout: `contiguous`; `zigzag`: the row is cut into `2 n` chunks and part `i` of `n`
+                shows chunks `i` and `2n - 1 - i`, so that every part has the same causal work;
+                `zigzag_document`: so is every segment on its own, which is even where attention stays inside
+                segments.
+            pipeline_axis: the axis of pipeline stages; processes that hold middle stages only get no samples.
+            encoder_axis: spread images over these axes (`world`: all) by their encoder cost, apart from the
+                rows of their samples. `patches` then is `[slots, patches_per_slot, values]`, a slot for each
+                part, and `patch_index` counts in the slots one after the other. None: images stay with rows.
+            patches_per_slot: patches in a slot; None for as many as any step needs. A step that needs more
+                ends the data with an error.
 
         Raises:
-            RecipeError: no microbatch, an unknown layout, or zigzag without a context axis.
+            RecipeError: no microbatch or group, an unknown layout, or zigzag without a context axis.
         """
-        if microbatches < 1:
-            raise RecipeError(f"distribute(microbatches=...) is at least 1, got {microbatches}")
-        if context_layout not in ("contiguous", "zigzag"):
-            raise RecipeError(f"context_layout is 'contiguous' or 'zigzag', got {context_layout!r}")
-        if context_layout == "zigzag" and context_axis is None:
-            raise RecipeError("context_layout='zigzag' needs the context_axis that cuts a row's places")
+        for name, value in (
+            ("microbatches", microbatches),
+            ("group_size", group_size),
+            ("patches_per_slot", patches_per_slot),
+        ):
+            if value is not None and value < 1:
+                raise RecipeError(f"distribute({name}=...) is at least 1, got {value}")
+        if context_layout not in CONTEXT_LAYOUTS:
+            raise RecipeError(f"context_layout is one of {CONTEXT_LAYOUTS}, got {context_layout!r}")
+        if context_layout != "contiguous" and context_axis is None:
+            raise RecipeError(
+                f"context_layout={context_layout!r} needs the context_axis that cuts a row's places"
+            )
         distribute = Distribute(
-            axis=axis, microbatches=microbatches, context_axis=context_axis, context_layout=context_layout
+            axis=axis,
+            group_size=group_size,
+            microbatches=microbatches,
+            context_axis=context_axis,
+            context_layout=context_layout,
+            pipeline_axis=pipeline_axis,
+            encoder_axis=encoder_axis,
+            patches_per_slot=patches_per_slot,
         )
         return replace(self, distribution=distribute)
 
-    def balance(self, method: Method = "lpt") -> "DGraph":
-        """Even out the cost of the data-parallel groups (`lpt`, `snake`, `none`); see `balancing.balance`."""
+    def balance(
+        self, method: Method = "lpt", *, objective: Objective = "step", refine: bool = True
+    ) -> "DGraph":
+        """Even out the cost of the data-parallel ranks; see `balancing.balance`.
+
+        Args:
+            method: `lpt`, `karmarkar_karp`, `snake`, or `none`.
+            objective: when ranks wait for one another: once a `step`; in a `pipeline`; at every `microbatch`.
+            refine: swap rows between ranks afterwards, as long as that helps.
+
+        Raises:
+            RecipeError: an unknown method or objective.
+        """
         if method not in METHODS:
             raise RecipeError(f"balance(method) is one of {METHODS}, got {method!r}")
-        return replace(self, balancing=method)
+        if objective not in OBJECTIVES:
+            raise RecipeError(f"balance(objective=...) is one of {OBJECTIVES}, got {objective!r}")
+        return replace(self, balancing=Balancing(method=method, objective=objective, refine=refine))
 
-    def broadcast_at(self, *axes: str) -> "DGraph":
-        """Feed processes that differ along these axes only through one of them, by host messages."""
-        return replace(self, broadcast_axes=tuple(axes))
+    def broadcast_at(self, *axes: str, via: Literal["host", "device"] = "host") -> "DGraph":
+        """Feed processes that differ along these axes only through one of them.
+
+        Args:
+            axes: mesh axes.
+            via: `host` relays samples between processes; `device` completes the arrays by a collective on the
+                devices, on the training thread.
+
+        Raises:
+            RecipeError: an unknown `via`.
+        """
+        if via not in ("host", "device"):
+            raise RecipeError(f"broadcast_at(via=...) is 'host' or 'device', got {via!r}")
+        return replace(self, broadcast=Broadcast(axes=tuple(axes), via=via))
 
     # --- what Recipe needs ------------------------------------------------------------------------------
 
     def check(self, source_names: Sequence[str], columns: Sequence[str]) -> None:
         """Raise RecipeError where the graph is incomplete or does not fit the sources."""
         if self.mixture is None or self.packing is None:
-            missing = "mix" if self.mixture is None else "pack"
-            raise RecipeError(f"a strategy needs mix(...) and pack(...); {missing}(...) is missing")
+            missing = "mix(...)" if self.mixture is None else "pack(...), pad(...) or bucket(...)"
+            raise RecipeError(f"a strategy needs a mixture and a shape of its rows; {missing} is missing")
         self.mixture.check(source_names, columns)
+        for cost in (self.backbone_cost, self.encoder_cost, self.memory_cost):
+            check_columns(cost, columns)
+        together = self.packing.together
+        if together is not None and together not in (*columns, "position"):
+            raise RecipeError(
+                f"pack(together={together!r}) names a column; there are {(*columns, 'position')}; "
+                "a source's measure adds columns"
+            )
+        unknown = sorted(set(self.losses.sources) - set(source_names))
+        if unknown:
+            raise RecipeError(
+                f"loss(sources=...) names the sources {unknown}; there are {list(source_names)}"
+            )
+        if self.distribution.encoder_axis is not None and not self.packing.patches_per_row:
+            raise RecipeError(
+                f"distribute(encoder_axis={self.distribution.encoder_axis!r}) spreads images; "
+                "pack(patches_per_row=...) is 0: leave encoder_axis out, or give rows patches"
+            )
+        if self.distribution.encoder_axis is not None and self.broadcast.via == "device":
+            raise RecipeError(
+                "distribute(encoder_axis=...) sends patches to each process; "
+                "broadcast_at(via='device') sends them to leaders only: use via='host'"
+            )
+        if len(self.packing.shapes) > 1 and (self.regrouped_steps > 1 or together is not None):
+            raise RecipeError(
+                "regroup(...) and pack(together=...) need steps of one shape; there are the shapes "
+                f"{[(shape.rows, shape.seq_len) for shape in self.packing.shapes]}: use pack(...)"
+            )
 
     def describe(self) -> str:
         """A text that is equal for equal strategies, in every process; functions enter by their names."""
@@ -181,39 +365,52 @@ class DGraph:
 
     def __str__(self) -> str:
         """The chain, a primitive a line."""
-        lines = []
-        if self.mixture:
-            lines += [_mix_text(self.mixture)]
-        if self.packing:
-            p = self.packing
-            lines += [f"pack({p.rows} rows of {p.seq_len} places, {p.method}, oversize {p.oversize})"]
-        if self.backbone_cost or self.encoder_cost:
-            lines += [f"cost(backbone={self.backbone_cost}, encoder={self.encoder_cost})"]
-        if self.distribution.axis:
-            lines += [f"distribute({self.distribution.axis}, {self.distribution.microbatches} microbatches)"]
-        if self.balancing != "none":
-            lines += [f"balance({self.balancing})"]
-        if self.broadcast_axes:
-            lines += [f"broadcast_at({', '.join(self.broadcast_axes)})"]
-        return "\n".join(lines)
+        return "\n".join(f"{name:<12} {text}" for name, text in describing.lines(self))
+
+    def to_mermaid(self) -> str:
+        """The chain as a Mermaid flowchart, which GitHub and many documents draw."""
+        return describing.mermaid(self)
 
     # --- the decision -----------------------------------------------------------------------------------
 
+    def place_tree(self, layout: MeshLayout) -> ClientPlaceTree:
+        """The tree of a mesh under this strategy."""
+        return ClientPlaceTree(layout, self.broadcast.axes, self.distribution.pipeline_axis)
+
+    def row_axes(self, tree: ClientPlaceTree) -> Axes:
+        """The mesh axes that cut rows."""
+        return tree.axes(self.distribution.axis)
+
+    def slots(self, tree: ClientPlaceTree, num_rows: int) -> tuple[int, int]:
+        """Slots of the encoder's batch and patches in each, for steps of `num_rows`; zeros where none."""
+        spread, patches_per_row = self.distribution, _given(self.packing).patches_per_row
+        if spread.encoder_axis is None:
+            return 0, 0
+        num_slots = tree.axis_size(tree.axes(spread.encoder_axis))
+        enough = always_enough(num_rows, patches_per_row, num_slots)
+        return num_slots, spread.patches_per_slot or enough
+
     def check_mesh(self, tree: ClientPlaceTree) -> None:
         """Raise RecipeError where the rows do not divide over the mesh, or an axis is not there."""
-        pack, spread = _given(self.packing), self.distribution
-        parts = tree.axis_size(spread.axis) * spread.microbatches
-        if pack.rows % parts:
+        spread, axes = self.distribution, self.row_axes(tree)
+        ranks = tree.axis_size(axes)
+        if spread.group_size is not None and ranks % spread.group_size:
             raise RecipeError(
-                f"pack(rows={pack.rows}) does not divide by {tree.axis_size(spread.axis)} groups along "
-                f"{spread.axis!r} x {spread.microbatches} microbatches = {parts}"
+                f"distribute(group_size={spread.group_size}) does not divide the {ranks} ranks along "
+                f"{spread.axis!r}; take a divisor of {ranks}"
             )
         chunks = tree.axis_size(spread.context_axis) * (2 if spread.context_layout == "zigzag" else 1)
-        if pack.seq_len % chunks:
-            raise RecipeError(
-                f"pack(seq_len={pack.seq_len}) does not divide by {chunks} context-parallel chunks "
-                f"along {spread.context_axis!r} ({spread.context_layout})"
-            )
+        for shape in _given(self.packing).shapes:
+            if shape.rows % (ranks * spread.microbatches):
+                raise RecipeError(
+                    f"pack(rows={shape.rows}) does not divide by {ranks} groups along {spread.axis!r} "
+                    f"x {spread.microbatches} microbatches = {ranks * spread.microbatches}"
+                )
+            if shape.seq_len % chunks:
+                raise RecipeError(
+                    f"pack(seq_len={shape.seq_len}) does not divide by {chunks} context-parallel chunks "
+                    f"along {spread.context_axis!r} ({spread.context_layout})"
+                )
 
     def compose(
         self,
@@ -221,8 +418,8 @@ class DGraph:
         source_names: Sequence[str],
         ahead: Sequence[np.ndarray],
         ended: Sequence[bool],
-    ) -> Composed | NeedMore | EndOfData:
-        """Decide what step `state.step` delivers.
+    ) -> Composed | Gathered | NeedMore | EndOfData:
+        """Decide what step `state.step` delivers, or get on with it.
 
         Args:
             state: where the stream stands.
@@ -233,44 +430,87 @@ class DGraph:
         Raises:
             BadSampleError: a sample is too long for a row and the pack says `raise`, or has too many
                 patches for one and the pack does not say `drop`.
+            RecipeError: a cost function failed, or a scheduled weight.
         """
-        return compose(
-            Rules(mixture=_given(self.mixture), pack=_given(self.packing), cost=self._costs),
-            state,
-            source_names,
-            ahead,
-            ended,
+        rules = Rules(
+            mixture=_given(self.mixture),
+            pack=_given(self.packing),
+            costs=self._costs,
+            regrouped_steps=self.regrouped_steps,
         )
+        return compose(rules, state, source_names, ahead, ended)
 
-    def _costs(self, infos: np.ndarray) -> np.ndarray:
-        return sample_costs(infos, self.backbone_cost, self.encoder_cost)
+    def state_before(
+        self, step: int, source_names: Sequence[str], columns: Sequence[str] = ()
+    ) -> StreamState:
+        """The state before any step, without going through the steps before it.
+
+        For steps that each take as many samples, in units of samples, and carry none: `pad` with one shape,
+        `mix(unit="samples", on_exhausted="repeat")`. Exact where each position yields one sample: no filter,
+        split or skipped record. See `Mixture.draws_before` for what it costs.
+
+        Raises:
+            RecipeError: the steps before decide more than that.
+        """
+        self.check(source_names, columns)
+        pack, mixture = _given(self.packing), _given(self.mixture)
+        rules = {
+            "pad(...) with one shape": pack.method == "pad" and len(pack.shapes) == 1,
+            "mix(unit='samples')": mixture.unit == "samples",
+            "mix(on_exhausted='repeat')": mixture.on_exhausted == "repeat",
+            "oversize='truncate' or 'raise'": pack.oversize in ("truncate", "raise"),
+            "no regroup(...)": self.regrouped_steps == 1,
+        }
+        broken = [rule for rule, holds in rules.items() if not holds]
+        if broken:
+            raise RecipeError(
+                f"step {step} follows from the steps before it; going there at once needs {', '.join(broken)}"
+            )
+        drawn, credit = mixture.draws_before(step, pack.shapes[0].rows, source_names)
+        start = initial_state(len(source_names), columns)
+        last_part = np.where(drawn > 0, 0, -1)
+        return replace(start, step=step, credit=credit, last_position=drawn - 1, last_part=last_part)
+
+    def _costs(self, infos: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return cost_parts(infos, self.backbone_cost, self.encoder_cost, self.memory_cost)
+
+    def balance_rules(self, tree: ClientPlaceTree) -> Balance:
+        """What `balance` minimises on a mesh."""
+        spread, balancing = self.distribution, self.balancing
+        return Balance(
+            method=balancing.method,
+            objective=balancing.objective,
+            refine=balancing.refine,
+            microbatches=spread.microbatches,
+            group_size=spread.group_size,
+            pipeline_stages=tree.axis_size(spread.pipeline_axis),
+        )
 
     def place(self, plan: StepPlan, tree: ClientPlaceTree) -> StepPlan:
-        """Give the rows of a composed step their order on the mesh; a pure function of both."""
-        spread = self.distribution
-        num_groups = tree.axis_size(spread.axis)
-        groups = balance(plan.row_cost, num_groups, self.balancing)
-        if spread.microbatches > 1:
-            groups = np.stack(
-                [rows[balance(plan.row_cost[rows], spread.microbatches, self.balancing)] for rows in groups]
-            )
+        """Give the rows of a composed step their order on the mesh; a pure function of both.
+
+        Raises:
+            RecipeError: the images of the step do not fit `distribute(patches_per_slot=...)`.
+        """
+        ranks = tree.axis_size(self.row_axes(tree))
+        num_slots, patches_per_slot = self.slots(tree, plan.num_rows)
+        if num_slots:
+            encoder = self._costs(plan.samples)[1] if self.encoder_cost else plan.samples["patches"]
+            plan = fill_slots(plan, encoder.astype(np.int64), num_slots, patches_per_slot)
+        balanced = balance(plan.phase_costs, ranks, self.balance_rules(tree))
         return replace(
             plan,
-            order=groups.reshape(-1).astype(np.int32),
-            num_groups=num_groups,
-            num_microbatches=spread.microbatches,
+            order=balanced.order.astype(np.int32),
+            num_groups=ranks,
+            num_microbatches=self.distribution.microbatches,
+            balanced_by=balanced.method,
+            note=balanced.note,
         )
 
 
-def _mix_text(mixture: Mixture) -> str:
-    def shares(weights: Weights) -> str:
-        total = sum(weights.values())
-        return ", ".join(f"{name} {weight / total:.3g}" for name, weight in weights.items())
-
-    knots = [shares(weights) for _, weights in mixture.knots]
-    if len(knots) > 1:
-        knots = [f"from step {step} {text}" for (step, _), text in zip(mixture.knots, knots, strict=True)]
-    return f"mix({mixture.unit}: {'; '.join(knots)}; {mixture.on_exhausted})"
+def plain_weights(weights: Weights) -> dict[str, float]:
+    """Plain numbers, so that numpy scalars neither change `describe` nor the exact fractions."""
+    return {name: w if isinstance(w, int) else float(w) for name, w in weights.items()}
 
 
 def _given(value: Any) -> Any:

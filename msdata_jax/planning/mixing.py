@@ -1,36 +1,31 @@
-"""Which sample comes next: the exact integer due-time merge.
+"""Which share each source has at each step: weights that follow a schedule, and groups of sources.
 
-Two streams merge so: a stream of weight `w` has earned `credit + tick * w` after `tick` units (samples,
-tokens, ...). Its next sample, of `u` units behind `a` drawn ones, is *due* at the first tick at which
-what it earned reaches the sample's middle, `a + u/2`. Samples come in order of due tick, the lighter stream's
-first where they are equal. Many sources merge two at a time, the two lightest first (as in a Huffman code),
-each pair standing for one stream with the sum of its weights and credits.
-
-Every pair keeps its proportion to about half a sample, and each source stays within one and a half samples of
-its share, in every prefix, for ever. (All sources merged at once would not: one of weight 1/2 among a hundred
-small ones would be drawn fifty times before the first of those is due.) Nothing is random and nothing is
-rounded twice.
-
-After a step of `T` units, `credit_s += T * w_s - WEIGHT_SCALE * units_s`: the credits sum to zero and carry
-what a source is owed into the next step, also when the weights change there.
+Shares are exact fractions until `weights_at` makes them integers that sum to `WEIGHT_SCALE`; `merging` turns
+those into an order of samples.
 """
 
-import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from msdata_jax.errors import RecipeError
+from msdata_jax.planning.merging import WEIGHT_SCALE as WEIGHT_SCALE
+from msdata_jax.planning.merging import Draws as Draws
+from msdata_jax.planning.merging import credit_after as credit_after
+from msdata_jax.planning.merging import draw_counts
+from msdata_jax.planning.merging import merge_by_due_time as merge_by_due_time
 
-WEIGHT_SCALE = 1 << 24
-
-Weights = Mapping[str, float]
+Weights: TypeAlias = Mapping[str, float]
+Schedule: TypeAlias = Callable[[int], Weights]
 Interpolation = Literal["step", "linear"]
+OnExhausted = Literal["repeat", "stop", "renormalize"]
+
+_REMEMBERED = 16  # exact fractions are slow, and a step's weights are asked for many times
 
 
 def scale_weights(weights: Sequence[Fraction]) -> np.ndarray:
@@ -54,45 +49,64 @@ def scale_weights(weights: Sequence[Fraction]) -> np.ndarray:
 class Mixture:
     """Shares of the sources over the steps.
 
+    A weight's name is a source or a group. A group's share is split among its members, which are sources or
+    groups, by weights of its own; what is in a group has no weight beside it.
+
     Attributes:
-        knots: (first step, weights by source name), steps increasing from 0.
+        knots: (first step, weights by name), steps increasing from 0; or a function of the step that returns
+            the step's weights by name. It must return the same whenever and in whatever process it is asked.
+        groups: for each group's name the weights of its members, the same at all steps.
         interpolation: `step` keeps a knot's weights until the next; `linear` moves evenly between knots.
         unit: what the shares count: `samples`, `tokens`, or any metadata column.
-        on_exhausted: `repeat` starts the source's next epoch; `stop` ends the data when a source that is
-            due has no sample left.
+        on_exhausted: what happens when a source that is due has no sample left. `repeat`: its next epoch
+            starts. `stop`: the data end. `renormalize`: the others get its weight, in proportion to theirs;
+            the data end when no source of positive weight has a sample left.
+
+    Raises:
+        RecipeError: steps that do not increase from 0; weights that are not finite, negative or all zero; an
+            unknown option; a name in two groups, or a group inside itself.
     """
 
-    knots: Sequence[tuple[int, Weights]]
+    knots: Sequence[tuple[int, Weights]] | Schedule
+    groups: Mapping[str, Weights] = field(default_factory=dict)
     interpolation: Interpolation = "step"
     unit: str = "samples"
-    on_exhausted: Literal["repeat", "stop"] = "repeat"
+    on_exhausted: OnExhausted = "repeat"
+    _remembered: dict[Any, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse weights and schedules that mean nothing."""
-        if self.interpolation not in ("step", "linear"):
-            raise RecipeError(f"interpolation is 'step' or 'linear', got {self.interpolation!r}")
-        if self.on_exhausted not in ("repeat", "stop"):
-            raise RecipeError(f"on_exhausted is 'repeat' or 'stop', got {self.on_exhausted!r}")
+        _check_option("interpolation", self.interpolation, ("step", "linear"))
+        _check_option("on_exhausted", self.on_exhausted, ("repeat", "stop", "renormalize"))
+        _check_groups(self.groups)
+        if not isinstance(self.knots, Sequence):
+            if self.interpolation != "step":
+                raise RecipeError(
+                    f"interpolation={self.interpolation!r} is between knots; {_name(self.knots)} gives the "
+                    "weights of each step itself: leave interpolation out"
+                )
+            return
         steps = [step for step, _ in self.knots]
         if not steps or steps[0] != 0 or any(b <= a for a, b in pairwise(steps)):
             raise RecipeError(f"a schedule's steps start at 0 and increase, got {steps}")
         for step, weights in self.knots:
-            bad = {name: w for name, w in weights.items() if not 0 <= w < float("inf")}
-            if bad:
-                raise RecipeError(f"weights are finite and not negative; at step {step} got {bad}")
-            if not any(weights.values()):
-                raise RecipeError(f"some weight must be above zero; at step {step} got {dict(weights)}")
+            _check_weights(weights, f"at step {step}")
 
     def check(self, source_names: Sequence[str], columns: Sequence[str]) -> None:
-        """Raise RecipeError where weights and sources do not match."""
-        for step, weights in self.knots:
-            unknown = sorted(set(weights) - set(source_names))
-            missing = sorted(set(source_names) - set(weights))
-            if unknown or missing:
+        """Raise RecipeError where weights, groups and unit do not match sources and metadata columns.
+
+        A function is asked for step 0 here; what it returns for later steps is checked when they come.
+        """
+        if both := sorted(set(self.groups) & set(source_names)):
+            raise RecipeError(f"a group needs a name that no source has, got {both}; rename the groups")
+        for group, members in self.groups.items():
+            if unknown := sorted(set(members) - set(self.groups) - set(source_names)):
                 raise RecipeError(
-                    f"mix() gives each source a weight (0 leaves one out); at step {step} "
-                    f"unknown: {unknown}, without a weight: {missing}, sources: {list(source_names)}"
+                    f"a group holds sources and groups; group {group!r} has unknown members: {unknown}, "
+                    f"sources: {list(source_names)}, groups: {list(self.groups)}"
                 )
+        for step in [step for step, _ in self.knots] if isinstance(self.knots, Sequence) else [0]:
+            self.shares_at(step, source_names)
         known = ("samples", "tokens", "patches", "num_bytes", *columns)
         if self.unit not in known:
             raise RecipeError(
@@ -100,149 +114,177 @@ class Mixture:
             )
 
     def weights_at(self, step: int, source_names: Sequence[str]) -> np.ndarray:
-        """Integer weights of `step` in the order of `source_names`; they sum to `WEIGHT_SCALE`. Read-only."""
-        place = max(i for i, (first, _) in enumerate(self.knots) if first <= step)
+        """Integer weights of `step` in the order of `source_names`, summing to `WEIGHT_SCALE`.
+
+        Returns:
+            int64 `[sources]`, read-only.
+
+        Raises:
+            RecipeError: what a function returned for this step is not finite, negative, all zero, or has
+                other names than the sources and groups.
+        """
+        key = (self._stretch(step)[0], *source_names)
+        if key not in self._remembered:
+            weights = scale_weights(self.shares_at(step, source_names))
+            weights.setflags(write=False)
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            self._remembered[key] = weights
+        return self._remembered[key]
+
+    def shares_at(self, step: int, source_names: Sequence[str]) -> list[Fraction]:
+        """The exact shares behind `weights_at`, summing to 1; raises the same."""
+        if not isinstance(self.knots, Sequence):
+            where = f"from {_name(self.knots)} at step {step}"
+            return self._split(_plain(self.knots(step), where), source_names, where)
+        place = bisect_right(self.knots, step, key=lambda knot: knot[0]) - 1
         first, now = self.knots[place]
-        weights = tuple(now[name] for name in source_names)
+        shares = self._split(now, source_names, f"at step {first}")
         if self.interpolation == "step" or place + 1 == len(self.knots):
-            return _weights_between(weights, weights, Fraction(0))
+            return shares
         after, then = self.knots[place + 1]
-        later = tuple(then[name] for name in source_names)
-        return _weights_between(weights, later, Fraction(step - first, after - first))
+        later = self._split(then, source_names, f"at step {after}")
+        part = Fraction(step - first, after - first)
+        return [a + (b - a) * part for a, b in zip(shares, later, strict=True)]
 
+    def draws_before(
+        self, step: int, draws_per_step: int, source_names: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where the stream stands before `step`, when each step before it took `draws_per_step` draws.
 
-@lru_cache(maxsize=16)  # a step asks many times, and exact fractions are slow
-def _weights_between(now: tuple[float, ...], then: tuple[float, ...], part: Fraction) -> np.ndarray:
-    shares = zip(_shares(now), _shares(then), strict=True)
-    weights = scale_weights([a + (b - a) * part for a, b in shares])
-    weights.setflags(write=False)
-    return weights
+        Exactly what merging step by step gives, for `unit="samples"` and sources that do not end. Constant
+        weights take `O(sources)`, for any number of steps. Linear ramps and functions take that for each
+        step, because each step has weights of its own.
 
+        Returns:
+            draws of each source and its credit, int64 `[sources]` each.
 
-def _shares(weights: Sequence[float]) -> list[Fraction]:
-    exact = [Fraction(weight) for weight in weights]
-    total = sum(exact)
-    return [value / total for value in exact]
+        Raises:
+            RecipeError: the unit is not `samples`, so that draws differ; or as `weights_at`.
+        """
+        if self.unit != "samples":
+            raise RecipeError(
+                f"draws can be counted without their samples under unit='samples' only, got {self.unit!r}; "
+                "go through the steps one by one"
+            )
+        drawn = credit = [0] * len(source_names)
+        first = 0
+        while first < step:
+            stop = min(self._stretch(first)[1] or step, step)
+            weights, num_draws = (
+                self.weights_at(first, source_names).tolist(),
+                draws_per_step * (stop - first),
+            )
+            counts = draw_counts(weights, credit, num_draws)
+            drawn = [before + count for before, count in zip(drawn, counts, strict=True)]
+            credit = [
+                owed + num_draws * weight - WEIGHT_SCALE * count
+                for owed, weight, count in zip(credit, weights, counts, strict=True)
+            ]
+            first = stop
+        return np.array(drawn, dtype=np.int64), np.array(credit, dtype=np.int64)
 
+    def describe(self) -> str:
+        """The shares as text, groups in brackets."""
+        if not isinstance(self.knots, Sequence):
+            groups = [f"{name} ({shares_text(members, {})})" for name, members in self.groups.items()]
+            return " with ".join([f"scheduled by {_name(self.knots)}", *groups])
+        texts = [(step, shares_text(weights, self.groups)) for step, weights in self.knots]
+        if len(texts) == 1:
+            return texts[0][1]
+        joined = "; ".join(f"from step {step} {text}" for step, text in texts)
+        return joined + (", moving evenly between" if self.interpolation == "linear" else "")
 
-@dataclass(frozen=True, kw_only=True)
-class Draws:
-    """The merged stream as far as it is certain.
-
-    Attributes:
-        source: int64, source index of each draw, in order.
-        index: int64, which of the samples ahead of that source each draw is.
-        limited_by: the source whose next, still unknown sample ends the certain part; None if there is none.
-        ended_by: the source that has no sample left and is due next, under `stop`.
-    """
-
-    source: np.ndarray
-    index: np.ndarray
-    limited_by: int | None
-    ended_by: int | None
-
-
-def merge_by_due_time(
-    weights: np.ndarray, credit: np.ndarray, units_ahead: Sequence[np.ndarray], ended: Sequence[bool]
-) -> Draws:
-    """Merge the known samples of all sources by due time, as far as unknown ones cannot come between.
-
-    Args:
-        weights: int64 `[sources]`, summing to `WEIGHT_SCALE`; sources of weight 0 are never drawn.
-        credit: int64 `[sources]`, what each source is owed, in units x `WEIGHT_SCALE`.
-        units_ahead: for each source the units (at least 1 each) of its next samples.
-        ended: whether the samples ahead are the last ones of the source.
-    """
-    lightest = [
-        (int(weights[s]), s, _one_source(s, int(weights[s]), int(credit[s]), units))
-        for s, units in enumerate(units_ahead)
-        if weights[s] > 0
-    ]
-    heapq.heapify(lightest)
-    while len(lightest) > 1:
-        weight, s, first = heapq.heappop(lightest)
-        other_weight, other, second = heapq.heappop(lightest)
-        heapq.heappush(lightest, (weight + other_weight, min(s, other), _merge(first, second)))
-    merged = lightest[0][2]
-    return Draws(
-        source=merged.source,
-        index=merged.index,
-        limited_by=None if ended[merged.next_source] else merged.next_source,
-        ended_by=merged.next_source if ended[merged.next_source] else None,
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Stream:
-    """One source, or several merged, as far as it is certain.
-
-    Attributes:
-        weight, credit: the sums over its sources.
-        units, source, index: int64, of each sample in order; as in `Draws`.
-        next_source: the source of the first sample that is not known.
-    """
-
-    weight: int
-    credit: int
-    units: np.ndarray
-    source: np.ndarray
-    index: np.ndarray
-    next_source: int
-
-    def due_ticks(self) -> tuple[np.ndarray, int]:
-        """When each known sample is due, and the first unknown one at the earliest (if it has one unit)."""
-        after = np.cumsum(self.units)
-        total = int(after[-1]) if len(after) else 0
-        due = _ceil_div(WEIGHT_SCALE * (2 * after - self.units) - 2 * self.credit, 2 * self.weight)
-        return due, _ceil_div(WEIGHT_SCALE * (2 * total + 1) - 2 * self.credit, 2 * self.weight)
-
-
-def _one_source(source: int, weight: int, credit: int, units: np.ndarray) -> _Stream:
-    return _Stream(
-        weight=weight,
-        credit=credit,
-        units=units.astype(np.int64),
-        source=np.full(len(units), source, dtype=np.int64),
-        index=np.arange(len(units), dtype=np.int64),
-        next_source=source,
-    )
-
-
-def _merge(first: _Stream, second: _Stream) -> _Stream:
-    """Two streams in order of due tick, `first` before `second` where the ticks are equal."""
-    (due, horizon), (other_due, other_horizon) = first.due_ticks(), second.due_ticks()
-    if horizon <= other_horizon:
-        next_source, count, other_count = (
-            first.next_source,
-            len(due),
-            np.searchsorted(other_due, horizon, "left"),
+    def _stretch(self, step: int) -> tuple[int, int | None]:
+        """The steps around `step` that are known to have its weights: the first, and the next that is not."""
+        if not isinstance(self.knots, Sequence):
+            return step, step + 1
+        place = bisect_right(self.knots, step, key=lambda knot: knot[0]) - 1
+        if place + 1 == len(self.knots):
+            return self.knots[place][0], None
+        return (
+            (step, step + 1)
+            if self.interpolation == "linear"
+            else (self.knots[place][0], self.knots[place + 1][0])
         )
-    else:
-        next_source, count, other_count = (
-            second.next_source,
-            np.searchsorted(due, other_horizon, "right"),
-            len(other_due),
-        )
-    order = np.argsort(np.concatenate([due[:count], other_due[:other_count]]), kind="stable")
 
-    def together(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.concatenate([a[:count], b[:other_count]])[order]
-
-    return _Stream(
-        weight=first.weight + second.weight,
-        credit=first.credit + second.credit,
-        units=together(first.units, second.units),
-        source=together(first.source, second.source),
-        index=together(first.index, second.index),
-        next_source=next_source,
-    )
+    def _split(self, weights: Weights, source_names: Sequence[str], where: str) -> list[Fraction]:
+        """Shares of the sources, from weights of sources and groups."""
+        inside = {member for members in self.groups.values() for member in members}
+        named = {*source_names, *self.groups} - inside
+        unknown, missing = sorted(set(weights) - named), sorted(named - set(weights))
+        if unknown or missing:
+            groups = f", groups: {dict(self.groups)}; what is in a group has no weight beside it"
+            raise RecipeError(
+                f"mix() gives each source a weight (0 leaves one out); {where} "
+                f"unknown: {unknown}, without a weight: {missing}, sources: {list(source_names)}"
+                f"{groups if self.groups else ''}"
+            )
+        shares = exact_shares(weights, self.groups)
+        return [shares[name] for name in source_names]
 
 
-def credit_after(weights: np.ndarray, credit: np.ndarray, units_drawn: np.ndarray) -> np.ndarray:
-    """What each source is owed after a step that drew `units_drawn` `[sources]` of each; sums to zero."""
-    return credit + int(units_drawn.sum()) * weights - WEIGHT_SCALE * units_drawn
+def shares_text(weights: Weights, groups: Mapping[str, Weights]) -> str:
+    """Each name with its share of its level, the members of a group in brackets behind it."""
+    total = sum(weights.values())
+    texts = []
+    for name, weight in weights.items():
+        inner = f" ({shares_text(groups[name], groups)})" if name in groups else ""
+        texts.append(f"{name} {weight / total:.3g}{inner}")
+    return ", ".join(texts)
 
 
-def _ceil_div(numerator: Any, denominator: int) -> Any:
-    """Rounded up, of an int or of int64 values."""
-    return -(-numerator // denominator)
+def exact_shares(weights: Weights, groups: Mapping[str, Weights]) -> dict[str, Fraction]:
+    """Shares of the sources, summing to 1: what a group has is split by its own weights."""
+    exact = {name: Fraction(weight) for name, weight in weights.items()}
+    total = sum(exact.values())
+    shares: dict[str, Fraction] = {}
+    for name, weight in exact.items():
+        inner = exact_shares(groups[name], groups) if name in groups else {name: Fraction(1)}
+        shares |= {source: weight / total * part for source, part in inner.items()}
+    return shares
+
+
+def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise RecipeError(f"{name} is one of {known}, got {value!r}")
+
+
+def _check_weights(weights: Weights, where: str) -> None:
+    bad = {name: w for name, w in weights.items() if not 0 <= w < float("inf")}
+    if bad:
+        raise RecipeError(f"weights are finite and not negative; {where} got {bad}")
+    if not any(weights.values()):
+        raise RecipeError(f"some weight must be above zero; {where} got {dict(weights)}")
+
+
+def _check_groups(groups: Mapping[str, Weights]) -> None:
+    group_of: dict[str, str] = {}
+    for group, members in groups.items():
+        _check_weights(members, f"in group {group!r}")
+        for member in members:
+            if member in group_of:
+                raise RecipeError(
+                    f"a name is in one group; {member!r} is in {group_of[member]!r} and {group!r}: "
+                    "take it out of one"
+                )
+            group_of[member] = group
+    for group in groups:
+        above = group
+        for _ in groups:  # a group has as many groups around it, at most
+            above = group_of.get(above, "")
+            if above == group:
+                raise RecipeError(f"a group is not inside itself; {group!r} is, through {group_of[group]!r}")
+
+
+def _plain(weights: Any, where: str) -> Weights:
+    """What a function returned, checked, as plain numbers: numpy's would not become exact fractions."""
+    if not isinstance(weights, Mapping):
+        raise RecipeError(f"a schedule returns weights by name; {where} got {weights!r}")
+    plain = {name: w if isinstance(w, int) else float(w) for name, w in weights.items()}
+    _check_weights(plain, where)
+    return plain
+
+
+def _name(function: Schedule) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)

@@ -7,7 +7,25 @@ import numpy as np
 
 from msdata_jax.errors import RecipeError
 
-Oversize = Literal["raise", "drop", "truncate"]
+Method = Literal["best_fit", "first_fit", "balanced", "pad"]
+METHODS: tuple[Method, ...] = ("best_fit", "first_fit", "balanced", "pad")
+Oversize = Literal["raise", "drop", "truncate", "split"]
+OVERSIZE: tuple[Oversize, ...] = ("raise", "drop", "truncate", "split")
+
+BLOCKS = 8
+"""Best fit works in blocks of an eighth of the rows: small enough to choose well, few enough to be fast."""
+SMALL = 8
+"""Units of at most an eighth of a row fill what the longer ones leave."""
+
+_NO_LIMIT = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The static shape of a step: XLA compiles one program for each."""
+
+    seq_len: int
+    rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,95 +33,277 @@ class Pack:
     """The static shape of a step's rows and how they are filled.
 
     Attributes:
-        seq_len: places in a row.
-        rows: rows of the global batch.
+        shapes: the shapes that a step may have, by increasing `seq_len`; a sample goes to the first that
+            holds it, and a step has the shape of the first bucket that is full.
         patches_per_row: image patches that a row can hold; 0 for recipes without images.
         patch_values: values of one patch (`patch * patch * 3`).
         max_segments_per_row: samples that a row may hold at most; None for no limit.
-        method: `best_fit` puts a sample where it leaves least room (highest fill); `balanced` puts it into
-            the cheapest row with room (rows of even cost).
-        oversize: what happens to a sample longer than `seq_len`: `raise`, `drop` (counted) or `truncate`.
+        method: `best_fit` puts the longest samples first, each where it leaves least room (highest fill);
+            `first_fit` keeps the order of the stream, each sample in the first row with room; `balanced` puts
+            the dearest first, each into the cheapest row with room (rows of even cost); `pad` gives each
+            sample a row of its own.
+        oversize: what happens to a sample longer than the longest row: `raise`, `drop` (counted), `truncate`,
+            or `split` into pieces that are packed on their own.
+        together: a metadata column; consecutive samples of a source that agree in it share a row.
     """
 
-    seq_len: int
-    rows: int
+    shapes: tuple[Shape, ...]
     patches_per_row: int = 0
     patch_values: int = 768
     max_segments_per_row: int | None = None
-    method: Literal["best_fit", "balanced"] = "best_fit"
+    method: Method = "best_fit"
     oversize: Oversize = "raise"
+    together: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse shapes and names that mean nothing."""
-        for name in ("seq_len", "rows"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"pack({name}=...) is at least 1, got {getattr(self, name)}")
-        if self.patch_values < 1:
-            raise RecipeError(f"pack(patch_values=...) is at least 1, got {self.patch_values}")
-        if self.patches_per_row < 0:
-            raise RecipeError(f"pack(patches_per_row=...) is at least 0, got {self.patches_per_row}")
-        if self.max_segments_per_row is not None and self.max_segments_per_row < 1:
+        self._check_shapes()
+        for name, least in (("patch_values", 1), ("patches_per_row", 0), ("max_segments_per_row", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise RecipeError(f"pack({name}=...) is at least {least}, got {value}")
+        for name, allowed in (("method", METHODS), ("oversize", OVERSIZE)):
+            if getattr(self, name) not in allowed:
+                raise RecipeError(f"pack({name}=...) is one of {allowed}, got {getattr(self, name)!r}")
+        if self.together is not None and (self.oversize == "split" or self.method == "pad"):
             raise RecipeError(
-                f"pack(max_segments_per_row=...) is at least 1, got {self.max_segments_per_row}"
+                f"pack(together={self.together!r}) keeps samples in one row; oversize='split' and padding "
+                "take them apart: use one or the other"
             )
-        if self.method not in ("best_fit", "balanced"):
-            raise RecipeError(f"pack(method=...) is 'best_fit' or 'balanced', got {self.method!r}")
-        if self.oversize not in ("raise", "drop", "truncate"):
-            raise RecipeError(f"pack(oversize=...) is 'raise', 'drop' or 'truncate', got {self.oversize!r}")
+
+    def _check_shapes(self) -> None:
+        if not self.shapes:
+            raise RecipeError("a step needs a shape: pack(seq_len=..., rows=...)")
+        for shape in self.shapes:
+            for name in ("seq_len", "rows"):
+                if getattr(shape, name) < 1:
+                    raise RecipeError(f"pack({name}=...) is at least 1, got {getattr(shape, name)}")
+        lengths = [shape.seq_len for shape in self.shapes]
+        if sorted(set(lengths)) != lengths:
+            raise RecipeError(f"buckets have distinct lengths in increasing order, got {lengths}")
 
     @property
-    def pool_segments(self) -> int:
-        """Samples to choose from at most: what the rows and one row more can hold."""
-        return (self.rows + 1) * (self.max_segments_per_row or self.seq_len)
+    def seq_len(self) -> int:
+        """Places of the longest row."""
+        return self.shapes[-1].seq_len
 
     @property
-    def pool_tokens(self) -> int:
-        """Places that the samples to choose from should fill together: the rows and one row more."""
-        return (self.rows + 1) * self.seq_len
+    def segments_per_row(self) -> int | None:
+        """Samples that a row may hold at most."""
+        return 1 if self.method == "pad" else self.max_segments_per_row
+
+    def bucket_of(self, lengths: np.ndarray) -> np.ndarray:
+        """int64 `[samples]`: index of the first shape whose rows hold each length (at most `seq_len`)."""
+        return np.searchsorted([shape.seq_len for shape in self.shapes], lengths).astype(np.int64)
+
+    def pool_places(self, shape: Shape, rows_beyond: int = 1) -> int:
+        """Places that the samples to choose from should fill: those of the rows and of some rows more."""
+        return _NO_LIMIT if self.method == "pad" else (shape.rows + rows_beyond) * shape.seq_len
+
+    def pool_segments(self, shape: Shape, rows_beyond: int = 1) -> int:
+        """Samples to choose from at most: what those rows can hold; with padding, one for each row."""
+        if self.method == "pad":
+            return shape.rows
+        return (shape.rows + rows_beyond) * (self.max_segments_per_row or shape.seq_len)
 
 
-def assign_rows(
-    pack: Pack, lengths: np.ndarray, patches: np.ndarray, costs: np.ndarray, num_carried: int
-) -> np.ndarray:
-    """Choose a row for each sample of the pool, or -1 for those that wait for the next step.
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """What is placed as one: a sample, or several that stay together.
 
-    Samples carried over from earlier steps (the first `num_carried`) choose first, the oldest before the
-    others, so that none waits for ever; then the fresh ones, the longest first (the dearest, for method
-    `balanced`): best-fit decreasing, Johnson 1973.
+    Attributes:
+        length: int64 `[units]`, places, each at most the row's.
+        patches: int64 `[units]`, each at most the row's.
+        segments: int64 `[units]`, samples, each at most the row's.
+        cost: int64 `[units]`.
+    """
 
-    Args:
-        pack: the rows' shape.
-        lengths: int64 `[samples]`, each at most `seq_len`.
-        patches: int64 `[samples]`, each at most `patches_per_row`.
-        costs: int64 `[samples]`, used by method `balanced`.
-        num_carried: how many of the first samples were carried over; those are in order of age.
+    length: np.ndarray
+    patches: np.ndarray
+    segments: np.ndarray
+    cost: np.ndarray
+
+    def take(self, which: np.ndarray | slice) -> "Units":
+        """Those at an index, mask or slice."""
+        arrays = (self.length, self.patches, self.segments, self.cost)
+        length, patches, segments, cost = (each[which] for each in arrays)
+        return Units(length=length, patches=patches, segments=segments, cost=cost)
+
+
+def assign_rows(pack: Pack, shape: Shape, units: Units, num_carried: int) -> np.ndarray:
+    """Choose a row for each unit of the pool, or -1 for those that wait for the next step.
+
+    Units carried over from earlier steps (the first `num_carried`, in order of age) choose before the others,
+    so that none waits for ever.
 
     Returns:
-        int64 `[samples]`; rows are numbered by the pool's order of their first sample, empty ones last.
+        int64 `[units]`; rows are numbered by the pool's order of their first unit, empty ones last.
     """
-    room = np.full(pack.rows, pack.seq_len, dtype=np.int64)
-    patch_room = np.full(pack.rows, pack.patches_per_row, dtype=np.int64)
-    segment_room = np.full(pack.rows, pack.max_segments_per_row or np.iinfo(np.int64).max, dtype=np.int64)
-    row_cost = np.zeros(pack.rows, dtype=np.int64)
-    chosen = np.full(len(lengths), -1, dtype=np.int64)
-    size = lengths if pack.method == "best_fit" else costs
-    largest_first = num_carried + np.argsort(-size[num_carried:], kind="stable")
-    for i in (*range(num_carried), *largest_first.tolist()):
-        fits = (room >= lengths[i]) & (patch_room >= patches[i]) & (segment_room > 0)
+    if pack.method == "pad":
+        chosen = np.arange(len(units.length), dtype=np.int64)
+        return np.where(chosen < shape.rows, chosen, -1)
+    rows = _Rows(pack, shape)
+    if pack.method == "best_fit":
+        chosen = _best_fit(rows, units, num_carried)
+    else:
+        chosen = _one_by_one(rows, units, num_carried, cheapest=pack.method == "balanced")
+    return _number_by_first_unit(chosen, shape.rows)
+
+
+class _Rows:
+    """What the rows still hold."""
+
+    def __init__(self, pack: Pack, shape: Shape) -> None:
+        self.count, self.seq_len = shape.rows, shape.seq_len
+        self.patches_per_row = pack.patches_per_row
+        self.segments_per_row = pack.segments_per_row or shape.seq_len
+        self.room = np.full(shape.rows, shape.seq_len, dtype=np.int64)
+        self.patch_room = np.full(shape.rows, pack.patches_per_row, dtype=np.int64)
+        self.segment_room = np.full(shape.rows, self.segments_per_row, dtype=np.int64)
+
+    def fill(self, row: np.ndarray | int, units: Units, chosen: np.ndarray | int) -> None:
+        """Put units `chosen` into rows `row`, no two into the same."""
+        self.room[row] -= units.length[chosen]
+        self.patch_room[row] -= units.patches[chosen]
+        self.segment_room[row] -= units.segments[chosen]
+
+    def size_of(self, units: Units) -> tuple[np.ndarray, np.ndarray]:
+        """The size of each unit in places, and which units are sized by more than their places.
+
+        Patches and segments enter in proportion to what a row holds of them, rounded up; `room_for` rounds
+        down, so that what fits by size fits in every respect.
+        """
+        special = (units.patches > 0) | (units.segments > 1)
+        if not special.any():
+            return units.length, special
+        by_patches = -(-units.patches * self.seq_len // max(self.patches_per_row, 1))
+        by_segments = -(-units.segments * self.seq_len // self.segments_per_row)
+        size = np.maximum(units.length, np.maximum(by_patches, by_segments * special))
+        return size, special
+
+    def room_for(self, *, special: bool) -> np.ndarray:
+        """int64 `[rows]`: the largest size of a unit that each row holds; 0 where a row is full."""
+        room = np.where(self.segment_room > 0, self.room, 0)
+        if special:
+            room = np.minimum(room, self.segment_room * self.seq_len // self.segments_per_row)
+            if self.patches_per_row:
+                room = np.minimum(room, self.patch_room * self.seq_len // self.patches_per_row)
+        return room
+
+
+def _best_fit(rows: _Rows, units: Units, num_carried: int) -> np.ndarray:
+    """Best-fit decreasing (Johnson 1973), a block of units at a time, so that it works on arrays.
+
+    A block holds an eighth as many units as there are rows. Its units choose in order of size, the smallest
+    first, each the row with least room that holds it and that no other of the block took; those that find
+    only taken rows choose again with the next block. (Units sized by patches or segments choose before the
+    others, for their sake.) Carried units come first, in blocks by age, then fresh ones from the longest down
+    to an eighth of a row. The rest fills up: as long as any fits, each row in turn, the emptiest first, takes
+    the longest that it holds.
+    """
+    size, special = rows.size_of(units)
+    chosen = np.full(len(size), -1, dtype=np.int64)
+    small = size <= rows.seq_len // SMALL
+    small[:num_carried] = False
+    fresh = _longest_first(size, num_carried + np.flatnonzero(~small[num_carried:]))
+    waiting = np.concatenate([np.arange(num_carried), fresh])
+    block_size = max(rows.count // BLOCKS, 1)
+    while len(waiting):
+        block, waiting = waiting[:block_size], waiting[block_size:]
+        again = []
+        for kind in (True, False):
+            mine = block[special[block] == kind]
+            if not len(mine):
+                continue
+            mine = _longest_first(size, np.sort(mine))[::-1]
+            row, fits = _tightest_rows(rows.room_for(special=kind), size[mine])
+            chosen[mine[row >= 0]] = row[row >= 0]
+            rows.fill(row[row >= 0], units, mine[row >= 0])
+            again.append(mine[(row < 0) & fits])
+        waiting = np.concatenate([*again, waiting])
+    for kind in (True, False):
+        rest = _longest_first(size, np.flatnonzero(small & (special == kind)))
+        while len(rest):
+            row, place = _emptiest_rows(rows.room_for(special=kind), size[rest])
+            if not len(row):
+                break
+            chosen[rest[place]] = row
+            rows.fill(row, units, rest[place])
+            rest = np.delete(rest, place)
+    return chosen
+
+
+def _longest_first(size: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Units or rows `which`, increasing, by decreasing size, then by number."""
+    sizes = size[which]
+    return which[np.argsort(narrow(sizes.max(initial=0) - sizes), kind="stable")]
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """The same numbers, at least 0, in 16 bits where they fit: stable sorts are many times faster there."""
+    return values.astype(np.uint16) if values.max(initial=0) < 1 << 16 else values
+
+
+def _tightest_rows(room: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each of increasing `sizes` the row with least room that holds it and is not taken by one before.
+
+    Returns:
+        int64 `[sizes]`, -1 where all such rows are taken or none is there; and whether any row holds each.
+    """
+    by_room = np.argsort(narrow(room), kind="stable")
+    first = np.searchsorted(room[by_room], sizes)
+    turn = np.arange(len(sizes))
+    # Behind the first row that holds it, and behind that of the one before.
+    place = np.maximum.accumulate(first - turn) + turn
+    row = np.full(len(sizes), -1, dtype=np.int64)
+    free = place < len(room)
+    row[free] = by_room[place[free]]
+    return row, first < len(room)
+
+
+def _emptiest_rows(room: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows by decreasing room, and which of decreasing `sizes` each takes: the longest that it holds.
+
+    Returns:
+        int64 `[taken]` rows and int64 `[taken]` places in `sizes`.
+    """
+    candidates = np.flatnonzero(room >= sizes[-1])
+    row = _longest_first(room, candidates)
+    longest = len(sizes) - np.searchsorted(sizes[::-1], room[row], side="right")
+    turn = np.arange(len(row))
+    place = np.maximum.accumulate(longest - turn) + turn
+    taken = place < len(sizes)
+    return row[taken], place[taken]
+
+
+def _one_by_one(rows: _Rows, units: Units, num_carried: int, *, cheapest: bool) -> np.ndarray:
+    """Carried units by age, then the others in order, each into the first row with room.
+
+    For `cheapest` the others come the dearest first, and each unit goes into the cheapest row with room.
+    """
+    chosen = np.full(len(units.length), -1, dtype=np.int64)
+    row_cost = np.zeros(rows.count, dtype=np.int64)
+    order = np.arange(len(chosen))
+    if cheapest:
+        order[num_carried:] = _longest_first(units.cost, order[num_carried:])
+    for i in order.tolist():
+        fits = (rows.room >= units.length[i]) & (rows.patch_room >= units.patches[i])
+        fits &= rows.segment_room >= units.segments[i]
         if not fits.any():
             continue
-        preference = np.where(fits, room if pack.method == "best_fit" else row_cost, np.iinfo(np.int64).max)
-        row = int(preference.argmin())
+        row = (
+            int(np.where(fits, row_cost, np.iinfo(np.int64).max).argmin()) if cheapest else int(fits.argmax())
+        )
         chosen[i] = row
-        room[row] -= lengths[i]
-        patch_room[row] -= patches[i]
-        segment_room[row] -= 1
-        row_cost[row] += costs[i]
-    return _number_by_first_sample(chosen, pack.rows)
+        row_cost[row] += units.cost[i]
+        rows.fill(row, units, i)
+    return chosen
 
 
-def _number_by_first_sample(chosen: np.ndarray, num_rows: int) -> np.ndarray:
-    used, first = np.unique(chosen[chosen >= 0], return_index=True)
-    placed_order = np.empty(num_rows, dtype=np.int64)
-    placed_order[used[np.argsort(first, kind="stable")]] = np.arange(len(used))
-    return np.where(chosen >= 0, placed_order[chosen], -1)
+def _number_by_first_unit(chosen: np.ndarray, num_rows: int) -> np.ndarray:
+    placed = np.flatnonzero(chosen >= 0)
+    first = np.full(num_rows, len(chosen), dtype=np.int64)
+    first[chosen[placed[::-1]]] = placed[::-1]  # the last assignment stays: the first unit of each row
+    number = np.empty(num_rows, dtype=np.int64)
+    number[np.argsort(first, kind="stable")] = np.arange(num_rows)
+    return np.where(chosen >= 0, number[chosen], -1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from msdata_jax.batching.assembly import RowAssembly, RowFormat, Segments
+from msdata_jax.batching.assembly import RowAssembly, RowFormat, Segments, Slots
 from msdata_jax.errors import BadSampleError, JobFailed, MSDataError
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Deliver, Effect, EndStream, Finish, Send
@@ -13,16 +13,26 @@ from msdata_jax.roles.placement import Placement
 
 
 class DataConstructor:
-    """State machine of a data constructor; lives in a training process and never chooses a sample."""
+    """State machine of a data constructor; lives in a training process and never chooses a sample.
+
+    Args:
+        placement: the job's ranks.
+        forms: the format of a row by its length.
+        join: what to tell the planner.
+        process_figures: what to add to the figures of this process.
+        loss_factors: what the loss weights of each source's samples are multiplied by; None for 1.
+    """
 
     def __init__(
         self,
         placement: Placement,
-        form: RowFormat,
+        forms: Mapping[int, RowFormat],
         join: m.Join,
         process_figures: Callable[[], Mapping[str, Any]] = dict,
+        loss_factors: Sequence[float] | None = None,
     ) -> None:
-        self._planner, self._form, self._join = placement.planner, form, join
+        self._planner, self._forms, self._join = placement.planner, forms, join
+        self._loss_factors = None if loss_factors is None else np.asarray(loss_factors, dtype=np.float32)
         self._process_figures = process_figures
         self._expected: dict[int, m.Expect] = {}
         self._assembly: dict[int, RowAssembly] = {}
@@ -67,9 +77,20 @@ class DataConstructor:
             offset=expect.offset,
             length=expect.length,
             num_patches=expect.infos["patches"],
+            factor=None if self._loss_factors is None else self._loss_factors[expect.infos["source"]],
+            first_patch=expect.first_patch if expect.num_slots else None,
+        )
+        slots = Slots(
+            num_slots=expect.num_slots,
+            patches_per_slot=expect.patches_per_slot,
+            slot=expect.slot,
+            first=expect.slot_first,
+            num_patches=expect.slot_patches,
         )
         self._expected[expect.step] = expect
-        self._assembly[expect.step] = RowAssembly(self._form, len(expect.rows), segments)
+        self._assembly[expect.step] = RowAssembly(
+            self._forms[expect.seq_len], len(expect.rows), segments, slots if expect.num_slots else None
+        )
         effects: list[Effect] = []
         for samples in self._early.pop(expect.step, []):
             effects += self._take(samples)
@@ -82,16 +103,20 @@ class DataConstructor:
         if samples.step not in self._expected:
             self._early.setdefault(samples.step, []).append(samples)
             return []
-        relay = [Send(rank=rank, message=samples) for rank in self._expected[samples.step].relay_to]
+        relay_to = () if samples.for_slots else self._expected[samples.step].relay_to
+        relay = [Send(rank=rank, message=samples) for rank in relay_to]
         if self._leaving:
             return relay  # peers may still want their steps
+        assembly = self._assembly[samples.step]
         try:
-            self._assembly[samples.step].write(
-                samples.index, samples.tokens, samples.num_patches, samples.patches
-            )
+            if samples.for_slots:
+                assembly.write_patches(samples.index, samples.num_patches, samples.patches)
+            else:
+                assembly.write(samples.index, samples.tokens, samples.num_patches, samples.patches)
         except ValueError as error:
-            sources = np.unique(self._expected[samples.step].infos["source"][samples.index]).tolist()
-            raise MSDataError(f"step {samples.step}, sources number {sources}: {error}") from None
+            infos = self._expected[samples.step].infos
+            sources = np.unique(infos["source"] if samples.for_slots else infos["source"][samples.index])
+            raise MSDataError(f"step {samples.step}, sources number {sources.tolist()}: {error}") from None
         return [*relay, *self._hand_over()]
 
     def _hand_over(self) -> Sequence[Effect]:

@@ -45,13 +45,12 @@ class Holdings:
         owners = np.array([self._owner[source, start] for source, start in pairs.tolist()], dtype=np.int64)
         return owners[inverse.reshape(-1)]
 
-    def plan_step(self, step: int, infos: np.ndarray) -> np.ndarray:
-        """The samples `infos` leave the buffers when `step` is released; returns their `owners`."""
+    def plan_step(self, step: int, infos: np.ndarray) -> None:
+        """The samples `infos`, each once, leave the buffers when `step` is released."""
         owners = self.owners(infos)
         self._step_bytes[step] = Counter(
             {loader: int(infos["num_bytes"][owners == loader].sum()) for loader in np.unique(owners).tolist()}
         )
-        return owners
 
     def release(self, step: int) -> None:
         """Steps up to `step` are delivered everywhere."""

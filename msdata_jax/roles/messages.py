@@ -121,9 +121,11 @@ class Expect:
         step: from 0.
         digest: of the whole plan.
         content_digest: of what the step delivers, equal on every mesh.
+        seq_len: places in each of the step's rows.
         rows: int64 `[process rows]`, indices in the global batch, increasing.
-        infos: SampleInfo records of the segments in those rows.
-        row, offset, length: int32 `[segments]`; `row` counts the process's rows.
+        infos: SampleInfo records of the segments in those rows; none where another process, or nobody, fills
+            them.
+        row, offset, start, length: int32 `[segments]`; `row` counts the process's rows.
         global_row: int32 `[rows of the step]`, content row that each global batch row shows.
         relay_to: ranks that want the same samples from this constructor.
         source_samples, source_tokens: int64 `[sources]`, of the whole step.
@@ -131,15 +133,23 @@ class Expect:
         unbalanced_costs: the same, had the rows not been balanced.
         fill: share of the step's places that are used.
         num_dropped: samples dropped since the step before.
+        num_cut: segments that show a part of their sample only.
+        note: what is worth saying about the placement; else empty.
+        num_slots: slots of the encoder's batch that this process holds; 0 where patches stay with their rows.
+        patches_per_slot: patches in each.
+        first_patch: int64 `[segments]`, as in `batching.rows.Segments`; empty where patches stay.
+        slot, slot_first, slot_patches: int32 `[images]`, as in `batching.rows.Slots`.
     """
 
     step: int
     digest: str
     content_digest: str
+    seq_len: int
     rows: np.ndarray
     infos: np.ndarray
     row: np.ndarray
     offset: np.ndarray
+    start: np.ndarray
     length: np.ndarray
     global_row: np.ndarray
     relay_to: list[int]
@@ -149,6 +159,14 @@ class Expect:
     unbalanced_costs: np.ndarray
     fill: float
     num_dropped: int
+    num_cut: int
+    note: str
+    num_slots: int
+    patches_per_slot: int
+    first_patch: np.ndarray
+    slot: np.ndarray
+    slot_first: np.ndarray
+    slot_patches: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +179,9 @@ class Order:
         index: int32 `[k]`, its place among the constructor's segments.
         source, position, part: the samples' keys.
         start, length: int32 `[k]`, tokens to send.
+        is_last: bool `[k]`, whether nothing of the sample is asked for in a later step.
+        is_image: bool `[k]`, patches alone, for a slot of the encoder's batch; `index` counts images then.
+        without_patches: send the others without patches, which go to slots.
     """
 
     step: int
@@ -171,14 +192,21 @@ class Order:
     part: np.ndarray
     start: np.ndarray
     length: np.ndarray
+    is_last: np.ndarray
+    is_image: np.ndarray
+    without_patches: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Loader to constructor: see `batching.SampleBytes`; `index` as in `Order`."""
+    """Loader to constructor: see `batching.SampleBytes`; `index` as in `Order`.
+
+    `for_slots`: patches alone, for slots of the encoder's batch; leaders do not relay them.
+    """
 
     step: int
     index: np.ndarray
+    for_slots: bool
     tokens: np.ndarray
     num_patches: np.ndarray
     patches: np.ndarray

@@ -1,37 +1,27 @@
 """The planner: decides, from metadata alone, what each step delivers, and who reads and sends what."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.graph import Composed, DGraph, NeedMore, initial_state
-from msdata_jax.planning.place_tree import ClientPlaceTree
+from msdata_jax.planning.graph import Composed, DGraph, EndOfData, Gathered, NeedMore, initial_state
+from msdata_jax.planning.place_tree import axes_tuple
 from msdata_jax.recipe import Recipe
 from msdata_jax.records import BadSample, info_dtype
 from msdata_jax.roles import messages as m
+from msdata_jax.roles.announcing import Audience, announce, build_clients
 from msdata_jax.roles.effects import Effect, Finish, Send
 from msdata_jax.roles.holdings import Holdings
 from msdata_jax.roles.joining import check_joins
 from msdata_jax.roles.placement import Placement
+from msdata_jax.roles.recording import Recorder, in_flight
 from msdata_jax.roles.streams import SourceStream
 
 START_SECONDS = 600.0
 """Time for every rank to come and every source to open."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Client:
-    """A constructor rank as the planner sees it."""
-
-    rank: int
-    join: m.Join
-    rows: np.ndarray
-    relay_to: list[int]
-    is_leader: bool
 
 
 class Planner:
@@ -43,6 +33,7 @@ class Planner:
         placement: Placement,
         start_seconds: float = START_SECONDS,
         process_figures: Callable[[], Mapping[str, Any]] = dict,
+        recorder: Recorder | None = None,
     ) -> None:
         if not isinstance(recipe.strategy, DGraph):
             raise RecipeError(f"strategy is a DGraph, got {type(recipe.strategy).__name__}")
@@ -52,14 +43,14 @@ class Planner:
         self._steps_ahead = 1
         self._buffer_bytes = 0
         self._process_figures = process_figures
+        self._recorder = recorder
         self._names = recipe.source_names
         self._affinity = placement.affinity(len(self._names))
         self._state = initial_state(len(self._names), recipe.columns)
         self._joins: dict[int, m.Join] = {}
         self._opened: dict[tuple[int, int], m.SourceOpened] = {}
-        self._clients: list[_Client] = []
+        self._audience: Audience | None = None
         self._streams: list[SourceStream] = []
-        self._tree: ClientPlaceTree | None = None
         self._delivered = dict.fromkeys(placement.constructors, -1)
         self._released = -1
         self._num_steps: int | None = None
@@ -81,7 +72,7 @@ class Planner:
 
     def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
         """Refuse to wait for ever. Raises LaunchError where somebody did not come in time."""
-        if self._clients or elapsed_seconds < self._start_seconds:
+        if self._audience or elapsed_seconds < self._start_seconds:
             return []
         silent = sorted(set(self._placement.constructors) - set(self._joins))
         unopened = [
@@ -139,34 +130,25 @@ class Planner:
         if len(self._joins) < len(self._placement.constructors) or len(self._opened) < len(self._opening()):
             return []
         join = check_joins(self._joins, self._placement, self._recipe.fingerprint())
-        tree = ClientPlaceTree(join.layout, self._graph.broadcast_axes)
+        tree = self._graph.place_tree(join.layout)
         self._graph.check_mesh(tree)
-        self._tree = tree
         self._num_steps = None if join.num_steps < 0 else join.num_steps
         self._steps_ahead, self._buffer_bytes = join.steps_ahead, join.buffer_bytes_per_loader
-        self._clients = self._build_clients(tree)
+        by_host = self._graph.broadcast.via == "host"
+        self._audience = Audience(
+            tree=tree,
+            clients=build_clients(tree, self._joins, self._placement.constructors, by_host=by_host),
+            row_axes=tuple(join.row_axes),
+            encoder_axes=axes_tuple(tree.axes(self._graph.distribution.encoder_axis)),
+            num_sources=len(self._names),
+        )
         self._streams = [self._build_stream(source) for source in range(len(self._names))]
+        if self._recorder:
+            num_records = [
+                self._opened[s, loaders[0]].num_records for s, loaders in enumerate(self._affinity)
+            ]
+            self._recorder.start(join.layout, num_records, self._placement.loaders)
         return self._advance()
-
-    def _build_clients(self, tree: ClientPlaceTree) -> list[_Client]:
-        rank_of_process = {join.process: rank for rank, join in self._joins.items()}
-        clients = []
-        for rank in self._placement.constructors:
-            join = self._joins[rank]
-            leader = tree.leader_of_process(join.process)
-            peers = [p for p in tree.peers_of_process(join.process) if p != join.process]
-            rows = tree.rows_of_process(join.process, tuple(join.row_axes), self._graph.packing.rows)  # pyright: ignore[reportOptionalMemberAccess]
-            is_leader = leader == join.process
-            clients.append(
-                _Client(
-                    rank=rank,
-                    join=join,
-                    rows=rows,
-                    relay_to=[rank_of_process[p] for p in peers] if is_leader else [],
-                    is_leader=is_leader,
-                )
-            )
-        return clients
 
     def _build_stream(self, source: int) -> SourceStream:
         reports = [self._opened[source, loader] for loader in self._affinity[source]]
@@ -198,7 +180,7 @@ class Planner:
         """Plan as many steps as credit and known samples allow, then lease what comes next."""
         effects: list[Effect] = []
         self._wanted = None
-        while self._clients and not self._ended and not self._left and self._has_credit():
+        while self._audience and not self._ended and not self._left and self._has_credit():
             step = self._state.step
             if step == self._num_steps:
                 effects += self._end(step, "")
@@ -213,119 +195,72 @@ class Planner:
         return self._state.step <= min(self._delivered.values()) + self._steps_ahead
 
     def _plan_step(self) -> Sequence[Effect] | None:
-        """Compose and place the next step; None while samples are missing."""
-        step = self._state.step
-        ahead = [stream.ahead for stream in self._streams]
+        """Compose and place the next step, or get nearer to it; None while samples are missing."""
         try:
             composed = self._graph.compose(
-                self._state, self._names, ahead, [stream.ended for stream in self._streams]
+                self._state,
+                self._names,
+                [stream.ahead for stream in self._streams],
+                [stream.ended for stream in self._streams],
             )
-        except BadSampleError as error:
-            return self._end(step, str(error))
+            return self._take_composed(composed)
+        except (BadSampleError, RecipeError) as error:
+            return self._end(self._state.step, str(error))
+
+    def _take_composed(self, composed: Composed | Gathered | NeedMore | EndOfData) -> Sequence[Effect] | None:
+        step = self._state.step
         if isinstance(composed, NeedMore):
             failure = self._streams[composed.source].failure
             if failure is not None:
                 return self._end(step, f"step {step}: {failure}")
             self._wanted = composed.source
             return None
-        if not isinstance(composed, Composed):
+        if isinstance(composed, EndOfData):
             return self._end(step, "")
+        assert self._audience is not None
+        plan = (
+            None if isinstance(composed, Gathered) else self._graph.place(composed.plan, self._audience.tree)
+        )
         for stream, count in zip(self._streams, composed.drawn.tolist(), strict=True):
             stream.drop(count)
         self._state = composed.state
-        self._demand = np.maximum(0.75 * self._demand, composed.drawn)
-        assert self._tree is not None
-        plan = self._graph.place(composed.plan, self._tree)
-        owners = self._holdings.plan_step(step, np.concatenate([plan.samples, plan.dropped]))
-        effects = self._announce(plan, owners)
+        if composed.drawn.any():  # else it is a step of a window, drawn for before
+            self._demand = np.maximum(0.75 * self._demand, composed.drawn)
+        return [] if plan is None else self._send_step(plan)
+
+    def _send_step(self, plan: StepPlan) -> Sequence[Effect]:
+        assert self._audience is not None
+        is_last, is_first = self._finished(plan)
+        self._holdings.plan_step(plan.step, np.concatenate([plan.samples[is_last & is_first], plan.dropped]))
+        effects = announce(plan, is_last, self._audience, self._holdings.owners)
+        if self._recorder:
+            owner = self._holdings.owners(plan.samples).astype(np.int32)
+            self._recorder.step(plan, owner, in_flight(self._state, self._streams))
         self._forget_blocks()
         return effects
+
+    def _finished(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray]:
+        """Bool `[segments]` each: nothing of the sample comes in a later step; nothing of it came before."""
+        is_last, is_first = (np.ones(len(plan.samples), dtype=bool) for _ in range(2))
+        pieces = np.flatnonzero(plan.length < plan.samples["tokens"])
+        if self._graph.packing.oversize == "split" and len(pieces):  # pyright: ignore[reportOptionalMemberAccess]
+            later = {key for infos in self._state.composed_ahead() for key in _keys(infos)}
+            seen: set[tuple[int, int, int]] = set()
+            for piece, key in zip(pieces.tolist(), _keys(plan.samples[pieces]), strict=True):
+                is_last[piece], is_first[piece] = key not in later, key not in seen
+                seen.add(key)
+        return is_last, is_first
 
     def _end(self, step: int, error: str) -> Sequence[Effect]:
         self._ended = True
         end = m.EndOfData(step=step, error=error)
         return [Send(rank=rank, message=end) for rank in self._placement.constructors]
 
-    def _announce(self, plan: StepPlan, owners: np.ndarray) -> Sequence[Effect]:
-        """Expectations for the constructors and orders for the loaders; `owners` as in `_orders`."""
-        row_of_content = np.empty(plan.num_rows, dtype=np.int64)
-        row_of_content[plan.order] = np.arange(plan.num_rows)
-        batch_row = row_of_content[plan.row]
-        figures = self._figures(plan)
-        effects: list[Effect] = []
-        wanted: list[np.ndarray] = []
-        for client in self._clients:
-            local = np.full(plan.num_rows, -1, dtype=np.int64)
-            local[client.rows] = np.arange(len(client.rows))
-            mine = np.flatnonzero(local[batch_row] >= 0)
-            mine = mine[np.argsort(local[batch_row[mine]], kind="stable")]
-            expect = m.Expect(
-                step=plan.step,
-                rows=client.rows,
-                infos=plan.samples[mine],
-                row=local[batch_row[mine]].astype(np.int32),
-                offset=plan.offset[mine],
-                length=plan.length[mine],
-                relay_to=client.relay_to,
-                **figures,
-            )
-            effects.append(Send(rank=client.rank, message=expect))
-            if client.is_leader:
-                wanted.append(np.stack([np.full(len(mine), client.rank), np.arange(len(mine)), mine], axis=1))
-        return [*effects, *self._orders(plan, owners, np.concatenate(wanted))]
-
-    def _figures(self, plan: StepPlan) -> dict[str, Any]:
-        num_sources = len(self._names)
-        source = plan.samples["source"]
-        return {
-            "digest": plan.digest(),
-            "content_digest": plan.content_digest(),
-            "global_row": plan.order,
-            "source_samples": np.bincount(source, minlength=num_sources),
-            "source_tokens": np.bincount(source, weights=plan.length, minlength=num_sources).astype(np.int64),
-            "group_costs": plan.group_costs(),
-            "unbalanced_costs": plan.group_costs(np.arange(plan.num_rows)),
-            "fill": plan.fill,
-            "num_dropped": len(plan.dropped),
-        }
-
-    def _orders(self, plan: StepPlan, owners: np.ndarray, wanted: np.ndarray) -> Sequence[Effect]:
-        """One order per loader.
-
-        Args:
-            plan: the step.
-            owners: int64, the loader of each of its samples, then of each dropped one.
-            wanted: int64 `[k, 3]`: constructor rank, index among its segments, index in the plan.
-        """
-        rank, index, segment = wanted.T
-        num_dropped = len(plan.dropped)
-        nothing = np.zeros(num_dropped, dtype=np.int32)
-        keys = np.concatenate([plan.samples[segment], plan.dropped])
-        constructor = np.concatenate([rank, np.full(num_dropped, -1)]).astype(np.int32)
-        index = np.concatenate([index, nothing]).astype(np.int32)
-        start = np.concatenate([plan.start[segment], nothing])
-        length = np.concatenate([plan.length[segment], nothing])
-        owner = np.concatenate([owners[segment], owners[len(plan.samples) :]])
-        effects = []
-        for loader in np.unique(owner).tolist():
-            mine = owner == loader
-            order = m.Order(
-                step=plan.step,
-                constructor=constructor[mine],
-                index=index[mine],
-                source=keys["source"][mine],
-                position=keys["position"][mine],
-                part=keys["part"][mine],
-                start=start[mine],
-                length=length[mine],
-            )
-            effects.append(Send(rank=loader, message=order))
-        return effects
-
     def _forget_blocks(self) -> None:
         """Forget who holds the blocks from which nothing can be asked any more."""
         oldest = self._state.last_position.copy()
-        np.minimum.at(oldest, self._state.carry["source"], self._state.carry["position"])
+        for infos in self._state.composed_ahead():
+            np.minimum.at(oldest, infos["source"], infos["position"])
         self._holdings.forget_before(oldest)
 
     def _lease(self) -> Sequence[Effect]:
@@ -367,6 +302,8 @@ class Planner:
             return []
         self._released = everywhere
         self._holdings.release(everywhere)
+        if self._recorder:
+            self._recorder.delivered(everywhere)
         return [Send(rank=loader, message=m.Release(step=everywhere)) for loader in self._placement.loaders]
 
     def _stop_when_all_left(self) -> Sequence[Effect]:
@@ -396,3 +333,8 @@ class Planner:
         others = (*self._placement.constructors, *self._placement.loaders)
         abort = m.Abort(rank=rank, message=message)
         return [*(Send(rank=r, message=abort) for r in others), Finish(error=JobFailed(rank, message))]
+
+
+def _keys(infos: np.ndarray) -> list[tuple[int, int, int]]:
+    names = ("source", "position", "part")
+    return list(zip(*(infos[name].tolist() for name in names), strict=True))

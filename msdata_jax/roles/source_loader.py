@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from msdata_jax.batching.assembly import join_samples
+from msdata_jax.batching.assembly import Payload, join_samples
 from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.records import Block, Sample
 from msdata_jax.roles import messages as m
@@ -137,19 +137,24 @@ class SourceLoader:
 
     def _send_samples(self, order: m.Order) -> Sequence[Effect]:
         keys = list(zip(order.source.tolist(), order.position.tolist(), order.part.tolist(), strict=True))
-        self._ordered[order.step] = keys
+        self._ordered[order.step] = [
+            key for key, last in zip(keys, order.is_last.tolist(), strict=True) if last
+        ]
         effects: list[Effect] = []
-        for constructor in np.unique(order.constructor[order.constructor >= 0]).tolist():
-            mine = np.flatnonzero(order.constructor == constructor)
+        wanted = np.stack([order.constructor, order.is_image], axis=1)[order.constructor >= 0]
+        for constructor, for_slots in np.unique(wanted, axis=0).tolist():
+            mine = np.flatnonzero((order.constructor == constructor) & (order.is_image == for_slots))
             samples = [self._samples[keys[i]] for i in mine.tolist()]
+            what: Payload = "patches" if for_slots else "tokens" if order.without_patches else "all"
             try:
-                joined = join_samples(samples, order.start[mine], order.length[mine])
+                joined = join_samples(samples, order.start[mine], order.length[mine], what)
             except ValueError as error:
                 sources = np.unique(order.source[mine]).tolist()
                 raise MSDataError(f"step {order.step}, sources number {sources}: {error}") from None
             message = m.Samples(
                 step=order.step,
                 index=order.index[mine],
+                for_slots=bool(for_slots),
                 tokens=joined.tokens,
                 num_patches=joined.num_patches,
                 patches=joined.patches,

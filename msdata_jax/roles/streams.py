@@ -37,6 +37,11 @@ class SourceStream:
         return self._known_to >= self._num_positions
 
     @property
+    def known_to(self) -> int:
+        """Positions before it were read."""
+        return self._known_to
+
+    @property
     def num_leased_positions(self) -> int:
         """Positions that are leased and not reported yet."""
         return self._leased_to - self._known_to

@@ -10,6 +10,7 @@ from msdata_jax.errors import JobFailed
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.planner import START_SECONDS, Planner
+from msdata_jax.roles.recording import Recorder
 from msdata_jax.roles.source_loader import Reader, SourceLoader
 from msdata_jax.runtime.figures import process_figures
 from msdata_jax.runtime.loop import RoleLoop
@@ -25,9 +26,10 @@ def run_planner(
     *,
     start_seconds: float = START_SECONDS,
     on_failure: OnFailure | None = None,
+    recorder: Recorder | None = None,
 ) -> Mapping[str, Any]:
     """Plan until every trainer left; returns everybody's figures. Raises JobFailed."""
-    role = Planner(recipe, placement, start_seconds, process_figures)
+    role = Planner(recipe, placement, start_seconds, process_figures, recorder)
     return RoleLoop(role, endpoint, on_failure=on_failure).run()
 
 

@@ -1,12 +1,13 @@
-"""What a strategy and a mesh make of the batch: the row format, and a spec for every field. Checked here."""
+"""What a strategy and a mesh make of the batch: the row formats, and a spec for every field. Checked here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from msdata_jax.batching.assembly import RowFormat, field_shapes
-from msdata_jax.batching.context import context_order
+from msdata_jax.batching.assembly import NOT_BY_PLACE
+from msdata_jax.batching.rows import RowFormat, field_shapes
 from msdata_jax.errors import RecipeError
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.planning.place_tree import (
+    WORLD,
     Axes,
     ClientPlaceTree,
     MeshLayout,
@@ -20,56 +21,95 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def layout_without_mesh(graph: DGraph) -> MeshLayout:
     """One device on every axis that the strategy names."""
-    axes: list[str] = []
-    for each in (graph.distribution.axis, graph.distribution.context_axis, graph.broadcast_axes):
-        axes += [axis for axis in axes_tuple(each) if axis not in axes]
-    return single_process_layout(axes or ["dp"])
+    spread = graph.distribution
+    named = [
+        spread.axis, spread.context_axis, spread.pipeline_axis, spread.encoder_axis, graph.broadcast.axes,
+    ]  # fmt: skip
+    axes = dict.fromkeys(axis for each in named for axis in axes_tuple(each) if axis != WORLD)
+    return single_process_layout(list(axes) or ["dp"])
 
 
-def row_format(graph: DGraph, tree: ClientPlaceTree) -> RowFormat:
-    """The static shape of a row on this mesh. Raises RecipeError where rows or places do not divide."""
+def row_formats(graph: DGraph, tree: ClientPlaceTree) -> dict[int, RowFormat]:
+    """The static shape of a row on this mesh, for each `seq_len` that a step may have.
+
+    Raises:
+        RecipeError: rows or places do not divide over the mesh.
+    """
     graph.check_mesh(tree)
     pack, spread = graph.packing, graph.distribution
     assert pack is not None
-    order = context_order(pack.seq_len, tree.axis_size(spread.context_axis), spread.context_layout)
-    return RowFormat(
-        seq_len=pack.seq_len,
-        patches_per_row=pack.patches_per_row,
-        patch_values=pack.patch_values,
-        context_order=order,
-    )
+    return {
+        shape.seq_len: RowFormat(
+            seq_len=shape.seq_len,
+            patches_per_row=pack.patches_per_row,
+            patch_values=pack.patch_values,
+            context_parts=tree.axis_size(spread.context_axis),
+            context_layout=spread.context_layout,
+            loss=graph.losses.per,
+        )
+        for shape in pack.shapes
+    }
 
 
-def global_shapes(graph: DGraph, form: RowFormat) -> dict[str, tuple[int, ...]]:
-    """The shape of every field of the global batch."""
+def global_shapes(graph: DGraph, tree: ClientPlaceTree, forms: Mapping[int, RowFormat]) -> list[Shapes]:
+    """The shape of every field of the global batch, for each shape that a step may have."""
     assert graph.packing is not None
-    return {name: shape for name, (shape, _) in field_shapes(form, graph.packing.rows).items()}
+    return [
+        {
+            name: shape
+            for name, (shape, _) in field_shapes(
+                forms[each.seq_len], each.rows, graph.slots(tree, each.rows)
+            ).items()
+        }
+        for each in graph.packing.shapes
+    ]
 
 
 def field_specs(
-    given: Mapping[str, Spec], graph: DGraph, tree: ClientPlaceTree, shapes: Shapes
+    given: Mapping[str, Spec], graph: DGraph, tree: ClientPlaceTree, shapes: Sequence[Shapes]
 ) -> dict[str, Spec]:
     """A spec for every field, with as many entries as the field has dims.
 
     Fields that are not given follow `tokens`, whose default is the strategy's axes.
 
+    Args:
+        given: specs by field.
+        graph: the strategy.
+        tree: the mesh.
+        shapes: of every field, for each shape that a step may have.
+
     Raises:
         RecipeError: specs name no field, do not divide, or contradict the strategy or one another.
     """
-    unknown = sorted(set(given) - set(shapes))
+    names = shapes[0].keys()
+    unknown = sorted(set(given) - set(names))
     if unknown:
-        raise RecipeError(f"specs name the fields {unknown}; a batch of this recipe has {sorted(shapes)}")
-    spread = graph.distribution
-    tokens = given.get("tokens", (spread.axis, spread.context_axis))
-    plain = {name: tokens if name != "patches" else tokens[:1] for name in shapes} | dict(given)
-    specs = {name: (*spec, *(None,) * (len(shapes[name]) - len(spec))) for name, spec in plain.items()}
+        raise RecipeError(f"specs name the fields {unknown}; a batch of this recipe has {sorted(names)}")
+    by_strategy = (_entry(graph.row_axes(tree)), _entry(tree.axes(graph.distribution.context_axis)))
+    tokens = given.get("tokens", by_strategy)
+    encoder_axes = _entry(tree.axes(graph.distribution.encoder_axis))
+    spread = [name for name in NOT_BY_PLACE if encoder_axes is not None and name in names]
+    plain = {name: tokens if name not in NOT_BY_PLACE else tokens[:1] for name in names}
+    plain |= dict.fromkeys(spread, (encoder_axes,)) | dict(given)
+    specs = {name: (*spec, *(None,) * (len(shapes[0][name]) - len(spec))) for name, spec in plain.items()}
     for name, spec in specs.items():
-        tree.check_spec(name, spec, shapes[name])
+        for each in shapes:
+            tree.check_spec(name, spec, each[name])
+        _check_pipeline(name, spec, tree)
+        if name in spread:
+            _check_slots(name, spec[0], encoder_axes)
+            continue
         _check_rows(name, spec[0], specs["tokens"][0])
-        if name != "patches":
-            _check_places(name, spec[1], graph)
+        if name not in NOT_BY_PLACE:
+            _check_places(name, spec[1], graph, tree)
     _check_strategy(specs["tokens"][0], graph, tree)
     return specs
+
+
+def _entry(axes: Axes) -> Axes:
+    """Axes as people write them in a PartitionSpec."""
+    named = axes_tuple(axes)
+    return named if len(named) > 1 else named[0] if named else None
 
 
 def _check_rows(name: str, axes: Axes, axes_of_tokens: Axes) -> None:
@@ -80,23 +120,39 @@ def _check_rows(name: str, axes: Axes, axes_of_tokens: Axes) -> None:
         )
 
 
-def _check_places(name: str, axes: Axes, graph: DGraph) -> None:
-    spread = graph.distribution
-    if spread.context_layout == "zigzag" and axes_tuple(axes) != axes_tuple(spread.context_axis):
+def _check_slots(name: str, axes: Axes, encoder_axes: Axes) -> None:
+    if axes_tuple(axes) != axes_tuple(encoder_axes):
         raise RecipeError(
-            f"distribute(context_axis={spread.context_axis!r}, context_layout='zigzag') orders the "
-            f"places for that axis; specs[{name!r}] cuts them along {axes!r}"
+            f"distribute(encoder_axis=...) spreads images along {encoder_axes!r}; specs[{name!r}] cuts them "
+            f"along {axes!r}: leave it out"
+        )
+
+
+def _check_pipeline(name: str, spec: Spec, tree: ClientPlaceTree) -> None:
+    if tree.pipeline_axis in {axis for axes in spec for axis in axes_tuple(axes)}:
+        raise RecipeError(
+            f"the stages along {tree.pipeline_axis!r} work on the same batch; leave the axis out of "
+            f"specs[{name!r}] = {spec}"
+        )
+
+
+def _check_places(name: str, axes: Axes, graph: DGraph, tree: ClientPlaceTree) -> None:
+    spread = graph.distribution
+    if spread.context_layout != "contiguous" and axes_tuple(axes) != tree.axes(spread.context_axis):
+        raise RecipeError(
+            f"distribute(context_axis={spread.context_axis!r}, context_layout={spread.context_layout!r}) "
+            f"orders the places for that axis; specs[{name!r}] cuts them along {axes!r}"
         )
 
 
 def _check_strategy(row_axes: Axes, graph: DGraph, tree: ClientPlaceTree) -> None:
-    wanted = axes_tuple(graph.distribution.axis)
+    wanted = axes_tuple(graph.row_axes(tree))
     if axes_tuple(row_axes)[: len(wanted)] != wanted:
         raise RecipeError(
             f"distribute({graph.distribution.axis!r}) balances the parts along that axis; "
             f"specs['tokens'] cuts rows along {row_axes!r}"
         )
-    broadcast = set(tree.broadcast_axes) & set(axes_tuple(row_axes))
+    broadcast = set(tree.axes(tree.broadcast_axes)) & set(axes_tuple(row_axes))
     if broadcast:
         raise RecipeError(
             f"broadcast_at{tree.broadcast_axes} repeats rows along axes that cut them: {sorted(broadcast)}"

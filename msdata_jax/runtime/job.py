@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msdata_transport import TooLate, TransportError, connect, world_size_from_environment
 
 from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError
+from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.runtime.data_rank import run_loader, run_planner
@@ -213,12 +214,19 @@ class LocalJob:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 
-def start_in_process(recipe: Recipe, *, num_loaders: int, threads_per_loader: int) -> LocalJob:
-    """Start a planner and loaders on threads of this process."""
+def start_in_process(
+    recipe: Recipe, *, num_loaders: int, threads_per_loader: int, plan_log: PlanLogWriter | None = None
+) -> LocalJob:
+    """Start a planner and loaders on threads of this process; the planner's thread closes the log."""
+
+    def plan() -> None:
+        with contextlib.closing(plan_log) if plan_log else contextlib.nullcontext():
+            run_planner(recipe, placement, endpoints[0], recorder=plan_log)
+
     size = 2 + num_loaders
     placement = Placement(planner=0, loaders=tuple(range(1, size - 1)), constructors=(size - 1,))
     endpoints = connect(size)
-    runs: list[Callable[[], object]] = [lambda: run_planner(recipe, placement, endpoints[0])]
+    runs: list[Callable[[], object]] = [plan]
     runs += [
         lambda rank=rank: run_loader(recipe, placement, endpoints[rank], num_threads=threads_per_loader)
         for rank in placement.loaders

@@ -84,6 +84,11 @@ class SourceReader:
         """A digest of the data, cheap to take and free of paths and times: equal where the data are."""
         return self._records.fingerprint()
 
+    def locate(self, position: int) -> tuple[int, int, str]:
+        """The epoch and the record of a position, and where that record is to be found, for people."""
+        epochs, records = self._order.locate(np.array([position]))
+        return int(epochs[0]), int(records[0]), self._records.describe(int(records[0]))
+
     def read_block(self, start: int, stop: int) -> Block:
         """What the positions `start <= p < stop` yield.
 

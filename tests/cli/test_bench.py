@@ -41,11 +41,37 @@ def test_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["quick"] is True
     assert {"cpu", "cores", "memory_gb"} <= report["machine"].keys()
     assert "numpy" in report["versions"]
-    assert {row["balance"] for row in report["rows"]} == {"lpt", "snake", "none"}
-    by_method = {(row["rows"], row["balance"]): row for row in report["rows"]}
-    for (num_rows, method), row in by_method.items():
-        assert row["compose_cpu_ms"] > 0
-        assert 1 <= row["imbalance"] <= by_method[num_rows, "none"]["imbalance"], (num_rows, method)
+    check_methods([row for row in report["rows"] if "digest" in row])
+    (beside,) = [
+        row
+        for row in report["rows"]
+        if row.get("alternative") == "object_karmarkar_karp"
+        and row["dp"] == 64
+        and row["distribution"] == "mix"
+    ]
+    assert beside["makespan_ratio"] <= 1.005
+    assert all(row["vector_lpt"] <= 1.05 * row["decoupled"] for row in report["rows"] if "vector_lpt" in row)
+    assert [row["samples"] for row in report["rows"] if "growth_plan_ms" in row] == [50_000, 100_000, 200_000]
+    assert any("n^" in note for note in report["notes"])
+
+
+def check_methods(rows: list[dict]) -> None:
+    by_method = {(row["dp"], row["samples"], row["distribution"], row["method"]): row for row in rows}
+    assert len(by_method) == len(rows)
+    assert {key[:2] for key in by_method} == {
+        (8, 64), (64, 1000), (128, 8000), (512, 8000), (512, 100_000)
+    }  # fmt: skip
+    assert {key[3] for key in by_method} == {"lpt", "lpt refined", "karmarkar_karp", "snake", "none"}
+    for (*which, method), row in by_method.items():
+        assert row["flat_ms"] > 0, row
+        assert row["plan_ms"] > row["place_ms"] > 0, row
+        none, lpt = by_method[*which, "none"], by_method[*which, "lpt"]
+        assert 1 <= row["ratio"] <= row["ratio_worst"] + 1e-6, row
+        assert row["ratio"] <= none["ratio"] <= row["imbalance_before"] + 1e-6, row
+        assert row["plan_ratio"] <= none["plan_ratio"] or method == "karmarkar_karp", row
+        if method == "lpt refined":
+            assert row["ratio"] <= lpt["ratio"], row
+    assert all(row["ratio"] < 1.03 for row in rows if row["method"] == "lpt")
 
 
 def test_table_of_rows_that_differ(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import msdata_jax as msd
 
@@ -11,15 +12,25 @@ MESHES = {
     "dp2cp2": {"dp": 2, "cp": 2},
     "dp2cp2tp2": {"dp": 2, "cp": 2, "tp": 2},
     "tp2dp2": {"tp": 2, "dp": 2},
+    "pp3dp2": {"pp": 3, "dp": 2},
 }
 
 
 def make_recipe(
-    folder: Path, *, cp: bool = False, broadcast: tuple[str, ...] = (), stop: bool = False
+    folder: Path,
+    *,
+    cp: Literal["zigzag", "zigzag_document"] | None = None,
+    broadcast: tuple[str, ...] = (),
+    via: Literal["host", "device"] = "host",
+    stop: bool = False,
+    buckets: bool = False,
+    stages: str | None = None,
+    spread: bool = False,
 ) -> msd.Recipe:
     """Three text sources and one of images; one image is bad and skipped."""
     tokenize = msd.Tokenize(str(folder / "tokenizer.json"))
-    text = [tokenize, msd.Split(SEQ_LEN)]
+    text = [tokenize] if buckets else [tokenize, msd.Split(SEQ_LEN)]
+    rows = {SEQ_LEN // 4: 4 * ROWS, SEQ_LEN: ROWS} if buckets else {SEQ_LEN: ROWS}
     image = [msd.DecodeImage(), msd.Patchify(PATCH, max_patches=PATCHES_PER_ROW), tokenize]
     strategy = (
         msd.DGraph()
@@ -32,7 +43,12 @@ def make_recipe(
             interpolation="linear",
             on_exhausted="stop" if stop else "repeat",
         )
-        .pack(seq_len=SEQ_LEN, rows=ROWS, patches_per_row=PATCHES_PER_ROW, patch_values=PATCH * PATCH * 3)
+        .bucket(
+            rows,
+            patches_per_row=PATCHES_PER_ROW,
+            patch_values=PATCH * PATCH * 3,
+            oversize="split" if buckets else "raise",
+        )
         .cost(
             backbone=msd.costs.transformer(num_layers=2, d_model=64),
             encoder=msd.costs.vit(num_layers=2, d_model=64, patch_values=PATCH * PATCH * 3),
@@ -41,10 +57,12 @@ def make_recipe(
             "dp",
             microbatches=2,
             context_axis="cp" if cp else None,
-            context_layout="zigzag" if cp else "contiguous",
+            context_layout=cp or "contiguous",
+            pipeline_axis=stages,
+            encoder_axis="world" if spread else None,
         )
-        .balance("lpt")
-        .broadcast_at(*broadcast)
+        .balance("lpt", objective="pipeline" if stages else "step")
+        .broadcast_at(*broadcast, via=via)
     )
     sources = {
         "lines": msd.Source(str(folder / "text.jsonl"), text, block_size=32),
@@ -57,8 +75,13 @@ def make_recipe(
 
 VARIANTS = {
     "plain": {},
-    "cp": {"cp": True},
+    "cp": {"cp": "zigzag"},
+    "document": {"cp": "zigzag_document"},
     "broadcast": {"broadcast": ("tp",)},
+    "device": {"broadcast": ("tp",), "via": "device"},
+    "buckets": {"buckets": True},
+    "spread": {"cp": "zigzag", "spread": True, "broadcast": ("tp",)},
+    "stages": {"stages": "pp"},
     "stop": {"stop": True},
 }
 

@@ -1,157 +1,15 @@
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import credits_that_sum_to_zero, known_streams, source_weights
+from strategies import mixtures
 
 from msdata_jax.errors import RecipeError
-from msdata_jax.planning.mixing import (
-    WEIGHT_SCALE,
-    Draws,
-    Mixture,
-    credit_after,
-    merge_by_due_time,
-    scale_weights,
-)
-
-
-def plain_merge(weights, credit, units, ended):
-    """One draw at a time, in exact fractions; ends at the first sample that is not known."""
-    drawn, taken, draws = [0] * len(units), [0] * len(units), []
-    while True:
-        # The two lightest streams become one, again and again; the one that is due first speaks for both.
-        streams = [(int(w), s, int(credit[s]), drawn[s], s) for s, w in enumerate(weights) if w]
-        while len(streams) > 1:
-            streams.sort()
-            a, b, *rest = streams
-            ticks = []
-            for weight, _, owed, before, s in (a, b):
-                size = int(units[s][taken[s]]) if taken[s] < len(units[s]) else 1
-                earned_at = Fraction(WEIGHT_SCALE * (2 * before + size) - 2 * owed, 2 * weight)
-                ticks.append(math.ceil(earned_at))
-            due = a if ticks[0] <= ticks[1] else b
-            streams = [*rest, (a[0] + b[0], min(a[1], b[1]), a[2] + b[2], a[3] + b[3], due[4])]
-        s = streams[0][4]
-        if taken[s] == len(units[s]):
-            return draws, s
-        draws.append((s, taken[s]))
-        drawn[s] += int(units[s][taken[s]])
-        taken[s] += 1
-
-
-@st.composite
-def merges(draw, max_units=50, with_credit=True):
-    weights = draw(source_weights())
-    units, ended = draw(known_streams(len(weights), max_units=max_units))
-    credit = np.zeros(len(weights), dtype=np.int64)
-    if with_credit:
-        credit = draw(credits_that_sum_to_zero(len(weights), WEIGHT_SCALE * max_units))
-    return weights, credit, units, ended
-
-
-def pairs(draws: Draws):
-    return list(zip(draws.source.tolist(), draws.index.tolist(), strict=True))
-
-
-@given(merges())
-def test_equals_the_plain_loop(case):
-    weights, credit, units, ended = case
-    draws = merge_by_due_time(weights, credit, units, ended)
-    expected, last = plain_merge(weights, credit, units, ended)
-    assert pairs(draws) == expected
-    assert (draws.limited_by, draws.ended_by) == ((None, last) if ended[last] else (last, None))
-
-
-@given(merges(), st.data())
-def test_what_is_certain_stays(case, data):
-    weights, credit, units, ended = case
-    full = pairs(merge_by_due_time(weights, credit, units, ended))
-    known = [u[: data.draw(st.integers(0, len(u)))] for u in units]
-    all_known = [len(k) == len(u) for k, u in zip(known, units, strict=True)]
-    draws = merge_by_due_time(
-        weights, credit, known, [e and a for e, a in zip(ended, all_known, strict=True)]
-    )
-    assert pairs(draws) == full[: len(draws.source)]
-    if draws.limited_by is not None and not all_known[draws.limited_by]:
-        # What is asked for helps: with it the certain part never shrinks, and some more of it decides.
-        more = list(known)
-        more[draws.limited_by] = units[draws.limited_by]
-        assert len(merge_by_due_time(weights, credit, more, ended).source) >= len(draws.source)
-
-
-@given(merges())
-def test_weight_zero_is_never_drawn_nor_waited_for(case):
-    weights, credit, units, ended = case
-    draws = merge_by_due_time(weights, credit, units, ended)
-    for source in {*draws.source.tolist(), draws.limited_by, draws.ended_by} - {None}:
-        assert weights[source] > 0
-
-
-def deviations(weights, units, draws):
-    """How far each source is from its share in every prefix, in units."""
-    drawn = np.array([units[s][i] for s, i in pairs(draws)], dtype=np.int64)
-    total = np.cumsum(drawn)
-    of_source = np.cumsum((draws.source == np.arange(len(weights))[:, None]) * drawn, axis=1)
-    return np.abs(of_source - total * (weights[:, None] / WEIGHT_SCALE)).max(axis=1, initial=0)
-
-
-def long_streams(weights, num_draws, sizes):
-    rng = np.random.default_rng(0)
-    return [rng.choice(sizes, size=int(num_draws * w / WEIGHT_SCALE) + 3) for w in weights]
-
-
-@given(source_weights(max_sources=40), st.sampled_from([[1], [1, 500], [5, 80, 100]]))
-def test_every_prefix_keeps_its_shares(weights, sizes):
-    units = long_streams(weights, 400, sizes)
-    draws = merge_by_due_time(weights, np.zeros_like(weights), units, [False] * len(weights))
-    assert deviations(weights, units, draws).max() <= 1.5 * max(sizes)
-
-
-@pytest.mark.parametrize("num_small", [3, 20, 100, 305])
-def test_one_heavy_source_among_many_small_ones_keeps_its_share(num_small):
-    # All at once by due time, the heavy one would come num_small / 2 times before the first small one.
-    weights = scale_weights([Fraction(num_small), *[Fraction(1)] * num_small])
-    units = long_streams(weights, 1000, [1])
-    draws = merge_by_due_time(weights, np.zeros_like(weights), units, [False] * len(weights))
-    assert deviations(weights, units, draws).max() <= 1
-    assert (draws.source[:20] == 0).sum() == 10
-
-
-@given(source_weights(), st.lists(source_weights(), max_size=4), st.integers(1, 30), st.integers(0, 9))
-def test_steps_continue_each_other(weights, later, num_draws, seed):
-    """Cutting the stream into steps changes nothing; credits sum to zero, also when the weights change."""
-    rng = np.random.default_rng(seed)
-    units = [rng.integers(1, 20, 200) for _ in weights]
-    credit = np.zeros_like(weights)
-    whole = pairs(merge_by_due_time(weights, credit, units, [False] * len(weights)))
-    taken = np.zeros_like(weights)
-    stepwise = []
-    for _ in range(4):
-        ahead = [u[n:] for u, n in zip(units, taken, strict=True)]
-        draws = merge_by_due_time(weights, credit, ahead, [False] * len(weights))
-        source, index = draws.source[:num_draws], draws.index[:num_draws]
-        stepwise += [(s, int(taken[s]) + i) for s, i in zip(source.tolist(), index.tolist(), strict=True)]
-        drawn = np.array([ahead[s][: (source == s).sum()].sum() for s in range(len(weights))])
-        credit = credit_after(weights, credit, drawn)
-        taken += np.bincount(source, minlength=len(weights))
-        assert credit.sum() == 0
-    assert stepwise == whole[: len(stepwise)]
-    for changed in (w for w in later if len(w) == len(weights)):
-        credit = credit_after(changed, credit, np.arange(len(weights)))
-        assert credit.sum() == 0
-
-
-def test_huge_units_stay_exact():
-    weights = scale_weights([Fraction(3), Fraction(1)])
-    units = [np.full(40, 1 << 30, dtype=np.int64), np.full(40, 1 << 30, dtype=np.int64)]
-    draws = merge_by_due_time(weights, np.zeros(2, np.int64), units, [False, False])
-    assert pairs(draws) == plain_merge(weights, np.zeros(2, np.int64), units, [False, False])[0]
-
-
-# --- weights ------------------------------------------------------------------------------------------------
+from msdata_jax.planning.mixing import WEIGHT_SCALE, Mixture, merge_by_due_time, scale_weights
 
 
 @given(st.lists(st.fractions(0, 10) | st.just(Fraction(1, 10**12)), min_size=1, max_size=50).filter(any))
@@ -172,6 +30,8 @@ def test_scaled_weights_by_hand():
     assert scale_weights([Fraction(0), Fraction(1)]).tolist() == [0, WEIGHT_SCALE]
     assert scale_weights([Fraction(1), Fraction(1, 10**9)]).tolist() == [WEIGHT_SCALE - 1, 1]
 
+
+# --- schedules ----------------------------------------------------------------------------------------------
 
 SCHEDULE = [(0, {"a": 1, "b": 0}), (10, {"a": 1, "b": 3}), (20, {"a": 0, "b": 5})]
 
@@ -197,6 +57,61 @@ def test_scheduled_weights(interpolation, step, share_of_b):
     assert mixture.weights_at(step, ["a", "b"]).tolist() == expected.tolist()
 
 
+def curriculum(step):
+    return {"a": 1, "b": np.float32(step) / 4}
+
+
+def test_a_function_of_the_step_is_a_schedule():
+    mixture = Mixture(knots=curriculum)
+    mixture.check(["a", "b"], [])
+    for step in (0, 1, 4, 1, 12):
+        expected = scale_weights([Fraction(1), Fraction(step, 4)])
+        assert mixture.weights_at(step, ["a", "b"]).tolist() == expected.tolist()
+        assert mixture.weights_at(step, ["b", "a"]).sum() == WEIGHT_SCALE
+    assert re.sub(" at 0x[0-9a-f]+", "", repr(mixture)).startswith("Mixture(knots=<function curriculum>")
+    assert mixture.describe() == "scheduled by curriculum"
+    assert mixture == Mixture(knots=curriculum)
+
+
+def test_a_function_is_asked_once_a_step():
+    asked = []
+
+    def weights(step):
+        asked.append(step)
+        return {"a": 1, "b": step}
+
+    mixture = Mixture(knots=weights)
+    first = [mixture.weights_at(step, ["a", "b"]) for step in (3, 3, 4, 3)]
+    assert asked == [3, 4]
+    assert first[0] is first[1] is first[3]
+    for step in range(100):
+        mixture.weights_at(step, ["a", "b"])
+    assert mixture.weights_at(3, ["a", "b"]).tolist() == first[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ({"a": math.nan, "b": 1}, "finite and not negative; from .*faulty at step 7 got {'a': nan}"),
+        ({"a": math.inf, "b": 1}, "finite"),
+        ({"a": -1, "b": 1}, "not negative"),
+        ({"a": 0, "b": 0}, "above zero; from .*faulty at step 7"),
+        ({}, "above zero"),
+        ({"a": 1}, r"from .*faulty at step 7 unknown: \[\], without a weight: \['b'\]"),
+        ({"a": 1, "b": 1, "c": 0}, r"unknown: \['c'\]"),
+        ([1, 2], r"by name; from .*faulty at step 7 got \[1, 2\]"),
+    ],
+)
+def test_refuses_what_a_function_returns(returned, says):
+    def faulty(step):
+        return returned if step == 7 else {"a": 1, "b": 1}
+
+    mixture = Mixture(knots=faulty)
+    mixture.check(["a", "b"], [])
+    with pytest.raises(RecipeError, match=says):
+        mixture.weights_at(7, ["a", "b"])
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -208,6 +123,7 @@ def test_scheduled_weights(interpolation, step, share_of_b):
         ({"knots": [(0, {"a": math.nan})]}, "finite"),
         ({"knots": [(0, {"a": 0})]}, "above zero"),
         ({"knots": [(0, {"a": 1})], "interpolation": "cubic"}, "cubic"),
+        ({"knots": curriculum, "interpolation": "linear"}, "curriculum"),
         ({"knots": [(0, {"a": 1})], "on_exhausted": "renormalise"}, "renormalise"),
     ],
 )
@@ -219,6 +135,126 @@ def test_refuses_schedules_that_mean_nothing(options, says):
 def test_refuses_weights_and_units_that_do_not_match_the_sources():
     with pytest.raises(RecipeError, match=r"step 0 unknown: \['b'\], without a weight: \['c'\]"):
         Mixture(knots=[(0, {"a": 1, "b": 1})]).check(["a", "c"], [])
+    with pytest.raises(RecipeError, match=r"step 4 unknown: \[\], without a weight: \['b'\]"):
+        Mixture(knots=[(0, {"a": 1, "b": 1}), (4, {"a": 1})]).check(["a", "b"], [])
     with pytest.raises(RecipeError, match="got 'words'"):
         Mixture(knots=[(0, {"a": 1})], unit="words").check(["a"], ["frames"])
     Mixture(knots=[(0, {"a": 1})], unit="frames").check(["a"], ["frames"])
+
+
+# --- groups -------------------------------------------------------------------------------------------------
+
+
+def plain_share(source, weights, groups):
+    """From the source outwards: its part of its group, times that group's part of the next, and so on."""
+    share, name = Fraction(1), source
+    for _ in range(len(groups) + 1):
+        around = next((members for members in groups.values() if name in members), weights)
+        share *= Fraction(around[name]) / sum(Fraction(w) for w in around.values())
+        if around is weights:
+            return share
+        name = next(group for group, members in groups.items() if members is around)
+    raise AssertionError(source)
+
+
+@given(mixtures(), st.integers(0, 12))
+def test_shares_are_products_along_the_groups(case, step):
+    knots, groups, interpolation, names = case
+    mixture = Mixture(knots=knots, groups=groups, interpolation=interpolation)
+    mixture.check(names, [])
+    first, now = max((knot for knot in knots if knot[0] <= step), key=lambda knot: knot[0])
+    expected = [plain_share(name, now, groups) for name in names]
+    later = [knot for knot in knots if knot[0] > step]
+    if interpolation == "linear" and later:
+        after, then = later[0]
+        part = Fraction(step - first, after - first)
+        ends = [plain_share(name, then, groups) for name in names]
+        expected = [(1 - part) * a + part * b for a, b in zip(expected, ends, strict=True)]
+    assert mixture.shares_at(step, names) == expected
+    assert sum(expected) == 1
+    assert mixture.weights_at(step, names).tolist() == scale_weights(expected).tolist()
+
+
+def test_groups_by_hand():
+    groups = {"text": {"web": 3, "books": 1}, "all": {"text": 1, "images": 1}}
+    mixture = Mixture(knots=[(0, {"all": 1, "code": 3})], groups=groups)
+    names = ["web", "images", "books", "code"]
+    mixture.check(names, [])
+    shares = [Fraction(3, 32), Fraction(1, 8), Fraction(1, 32), Fraction(3, 4)]
+    assert mixture.shares_at(0, names) == shares
+    assert mixture.describe() == "all 0.25 (text 0.5 (web 0.75, books 0.25), images 0.5), code 0.75"
+    scheduled = Mixture(knots=lambda step: {"all": 1, "code": step}, groups=groups)
+    assert scheduled.shares_at(3, names) == shares
+    assert "text (web 0.75, books 0.25)" in scheduled.describe()
+
+
+def test_a_schedule_as_text():
+    mixture = Mixture(knots=SCHEDULE, interpolation="linear")
+    assert mixture.describe() == (
+        "from step 0 a 1, b 0; from step 10 a 0.25, b 0.75; from step 20 a 0, b 1, moving evenly between"
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ({"g": {"a": 1}, "h": {"a": 1}}, "'a' is in 'g' and 'h'"),
+        ({"g": {"h": 1}, "h": {"g": 1}}, "'g' is, through 'h'"),
+        ({"x": {"g": 1, "h": 1}, "g": {"a": 1}, "h": {"h2": 1}, "h2": {"x": 1}}, "inside itself"),
+        ({"g": {"g": 1}}, "'g' is, through 'g'"),
+        ({"g": {"a": 0, "b": 0}}, "above zero; in group 'g'"),
+        ({"g": {}}, "above zero; in group 'g'"),
+        ({"g": {"a": math.nan}}, "finite and not negative; in group 'g'"),
+        ({"g": {"a": -1}}, "not negative; in group 'g'"),
+    ],
+)
+def test_refuses_groups_that_mean_nothing(groups, says):
+    with pytest.raises(RecipeError, match=says):
+        Mixture(knots=[(0, {"g": 1})], groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("weights", "groups", "says"),
+    [
+        ({"a": 1, "b": 1}, {"a": {"b": 1}}, r"no source has, got \['a'\]"),
+        ({"g": 1, "b": 1}, {"g": {"a": 1, "z": 1}}, r"group 'g' has unknown members: \['z'\]"),
+        ({"g": 1, "a": 1, "b": 1}, {"g": {"a": 1}}, r"unknown: \['a'\].*no weight beside it"),
+        ({"a": 1, "b": 1}, {"g": {"a": 1}}, r"unknown: \['a'\], without a weight: \['g'\]"),
+        ({"g": 1, "h": 1}, {"g": {"h": 1}, "h": {"a": 1, "b": 1}}, r"unknown: \['h'\]"),
+    ],
+)
+def test_refuses_groups_that_do_not_match_the_sources(weights, groups, says):
+    mixture = Mixture(knots=[(0, weights)], groups=groups)
+    with pytest.raises(RecipeError, match=says):
+        mixture.check(["a", "b"], [])
+
+
+# --- any step at once ---------------------------------------------------------------------------------------
+
+
+@given(mixtures(), st.booleans(), st.integers(0, 9), st.integers(0, 12))
+def test_the_stream_before_a_step_is_that_of_all_steps_before(case, is_function, step, draws_per_step):
+    knots, groups, interpolation, names = case
+    mixture = Mixture(knots=knots, groups=groups, interpolation=interpolation)
+    if is_function:
+        mixture = Mixture(knots=lambda step: knots[step % len(knots)][1], groups=groups)
+    drawn, credit = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
+    for before in range(step):
+        ones = [np.ones(draws_per_step + 1, np.int64)] * len(names)
+        draws = merge_by_due_time(mixture.weights_at(before, names), credit, ones, [False] * len(names))
+        credit, _ = draws.after(draws_per_step)
+        drawn += np.bincount(draws.source[:draws_per_step], minlength=len(names))
+    found = mixture.draws_before(step, draws_per_step, names)
+    assert (found[0].tolist(), found[1].tolist()) == (drawn.tolist(), credit.tolist())
+
+
+def test_far_steps_are_as_near():
+    mixture = Mixture(knots=[(0, {"a": 1, "b": 3}), (1000, {"a": 1, "b": 1})])
+    drawn, credit = mixture.draws_before(10**9, 8192, ["a", "b"])
+    assert drawn.tolist() == [8192 * (250 + (10**9 - 1000) // 2), 8192 * (750 + (10**9 - 1000) // 2)]
+    assert credit.tolist() == [0, 0]
+
+
+def test_draws_that_differ_cannot_be_counted():
+    with pytest.raises(RecipeError, match="got 'tokens'"):
+        Mixture(knots=[(0, {"a": 1})], unit="tokens").draws_before(3, 4, ["a"])

@@ -14,16 +14,18 @@ from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.roles.effects import Deliver, EndStream, Finish, Send
 
 
-def constructor():
-    recipe = make_recipe()
-    return DataConstructor(make_placement(), RowFormat(seq_len=4), make_join(recipe), lambda: {"pss_mb": 1})
+def constructor(forms=None, loss_factors=None):
+    forms = forms or {4: RowFormat(seq_len=4)}
+    return DataConstructor(
+        make_placement(), forms, make_join(make_recipe()), lambda: {"pss_mb": 1}, loss_factors
+    )
 
 
 def ints(*values):
     return np.array(values, dtype=np.int32)
 
 
-def expect(step, lengths=((2, 1), (4,)), relay_to=()):
+def expect(step, lengths=((2, 1), (4,)), relay_to=(), seq_len=4):
     """Rows with segments of `lengths`."""
     flat = [(r, sum(row[:i]), n) for r, row in enumerate(lengths) for i, n in enumerate(row)]
     row, offset, length = np.array(flat, dtype=np.int32).reshape(-1, 3).T
@@ -31,10 +33,12 @@ def expect(step, lengths=((2, 1), (4,)), relay_to=()):
         step=step,
         digest="d",
         content_digest="c",
+        seq_len=seq_len,
         rows=np.arange(len(lengths)),
         infos=make_infos(0, length),
         row=row,
         offset=offset,
+        start=np.zeros_like(offset),
         length=length,
         global_row=np.arange(len(lengths), dtype=np.int32),
         relay_to=list(relay_to),
@@ -44,6 +48,14 @@ def expect(step, lengths=((2, 1), (4,)), relay_to=()):
         unbalanced_costs=np.array([1]),
         fill=1.0,
         num_dropped=0,
+        num_cut=0,
+        note="",
+        num_slots=0,
+        patches_per_slot=0,
+        first_patch=ints(),
+        slot=ints(),
+        slot_first=ints(),
+        slot_patches=ints(),
     )
 
 
@@ -53,6 +65,7 @@ def samples(step, *index, lengths=(2, 1, 4)):
     return m.Samples(
         step=step,
         index=ints(*index),
+        for_slots=False,
         tokens=np.concatenate(tokens),
         num_patches=ints(*[0] * len(index)),
         patches=np.empty((0, 0), np.uint8),
@@ -82,6 +95,30 @@ def test_delivers_a_step_when_its_last_sample_came():
     assert deliver.expect.step == 0
     assert deliver.fields["tokens"].tolist() == rows_of(0)
     assert deliver.fields["segment_ids"].tolist() == [[1, 1, 2, 0], [1, 1, 1, 1]]
+
+
+def test_a_step_has_the_shape_of_its_bucket():
+    role = constructor({2: RowFormat(seq_len=2), 4: RowFormat(seq_len=4)})
+    role.handle(0, expect(0, lengths=((2,), (1,), (2,)), seq_len=2))
+    role.handle(0, expect(1))
+    (short,) = role.handle(1, samples(0, 0, 1, 2, lengths=(2, 1, 2)))
+    assert short.fields["tokens"].tolist() == [[0, 0], [1, 0], [2, 2]]
+    (longer,) = role.handle(1, samples(1, 0, 1, 2))
+    assert longer.fields["tokens"].tolist() == [[10, 10, 11, 0], [12, 12, 12, 12]]
+
+
+def test_loss_weights_are_multiplied_by_the_factor_of_the_source():
+    role = constructor(loss_factors=[0.25, 3])
+    role.handle(0, replace(expect(0), infos=np.concatenate([make_infos(0, [2, 1]), make_infos(1, [4])])))
+    (step,) = role.handle(1, samples(0, 0, 1, 2))
+    assert step.fields["loss_mask"].tolist() == [[0.25, 0, 0, 0], [3, 3, 3, 0]]
+
+
+def test_rows_that_nobody_fills_are_delivered_empty():
+    role = constructor()
+    nothing = {name: ints() for name in ("row", "offset", "start", "length")}
+    (step,) = role.handle(0, replace(expect(0), infos=make_infos(0, []), **nothing))
+    assert step.fields["tokens"].tolist() == [[0] * 4] * 2
 
 
 @given(st.data())

@@ -56,11 +56,15 @@ class Loader:
         return effects
 
 
-def order(step, *wanted):
-    """wanted: (constructor, index, source, position, part, start, length)."""
+def order(step, *wanted, later=()):
+    """wanted: (constructor, index, source, position, part, start, length); later: keys asked for again."""
     columns = np.array(wanted, dtype=np.int64).reshape(-1, 7).T
     names = ("constructor", "index", "source", "position", "part", "start", "length")
-    return m.Order(step=step, **dict(zip(names, (c.astype(np.int32) for c in columns), strict=True)))
+    is_last = np.array([key not in later for key in zip(*columns[2:5].tolist(), strict=True)], dtype=bool)
+    fields = dict(zip(names, (c.astype(np.int32) for c in columns), strict=True))
+    return m.Order(
+        step=step, is_last=is_last, is_image=np.zeros_like(is_last), without_patches=False, **fields
+    )
 
 
 def opened_loader(num_blocks=2):
@@ -126,6 +130,16 @@ def test_keeps_samples_until_their_step_is_released_then_forgets_them():
     loader.tell(m.Release(step=5))
     assert sorted(held) == [(0, 2, 1), (0, 4, 0), (0, 5, 0), (0, 7, 0)]
     assert not loader.role._ordered
+
+
+def test_a_sample_that_is_split_is_kept_for_its_other_pieces():
+    loader = opened_loader(1)
+    (first,) = loader.tell(order(0, (5, 0, 0, 1, 0, 0, 2), later=[(0, 1, 0)]))
+    loader.tell(m.Release(step=0))
+    (second,) = loader.tell(order(1, (5, 0, 0, 1, 0, 2, 1)))
+    assert [first.message.tokens.tolist(), second.message.tokens.tolist()] == [[100, 1], [0]]
+    loader.tell(m.Release(step=1))
+    assert (0, 1, 0) not in loader.role._samples
 
 
 def test_patches_of_two_sizes_are_an_error_that_names_step_and_sources():

@@ -53,8 +53,7 @@ class Job:
         recipe = msd.Recipe(sources={"a": source, "b": source}, strategy=strategy)
         placement = make_placement(num_loaders=2)
         self.endpoints = connect(4, faults)
-        form = RowFormat(seq_len=8, patches_per_row=0, patch_values=0, context_order=None)
-        role = DataConstructor(placement, form, make_join(recipe))
+        role = DataConstructor(placement, {8: RowFormat(seq_len=8)}, make_join(recipe))
         self.steps: list[int] = []
         self.stepped = threading.Event()
         self.loop = RoleLoop(role, self.endpoints[3], on_deliver=self._deliver, on_end=lambda _: None)

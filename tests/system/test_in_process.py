@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.recipe import make_recipe
 from oracle import oracle_steps
+from strategies import packs
 
 import msdata_jax as msd
+from msdata_jax.lineage.plan_log import PlanLog
+from msdata_jax.planning.packing import OVERSIZE, Pack
 
 
 def tokens(*lengths: int, first: int = 1) -> list[dict]:
@@ -57,40 +60,37 @@ def test_stop_delivers_every_sample_up_to_the_end_once(job_data: Path) -> None:
     assert steps == loader.figures.summary()["steps"] > 3
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
-    lengths=st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=12), min_size=1, max_size=4),
+    lengths=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=12), min_size=1, max_size=4),
     weights=st.lists(st.integers(1, 9), min_size=4, max_size=4),
-    unit=st.sampled_from(["samples", "tokens"]),
-    stop=st.booleans(),
+    pack=packs(max_seq_len=8, max_rows=4, oversize=OVERSIZE[1:], images=False, shapes=3),
     seed=st.integers(0, 2**63 - 1),
-    loaders=st.integers(1, 3),
-    block=st.integers(1, 5),
-    segments=st.none() | st.integers(1, 3),
+    data=st.data(),
 )
-def test_equals_the_plain_loop_for_any_small_recipe(  # noqa: PLR0917
-    lengths: list[list[int]],
-    weights: list[int],
-    unit: str,
-    stop: bool,
-    seed: int,
-    loaders: int,
-    block: int,
-    segments: int | None,
+def test_equals_the_plain_loop_for_any_small_recipe(
+    lengths: list[list[int]], weights: list[int], pack: Pack, seed: int, data: st.DataObject
 ) -> None:
+    block = data.draw(st.integers(1, 5))
     sources = {
         f"s{i}": msd.Source(tokens(*each, first=100 * i + 1), block_size=block)
         for i, each in enumerate(lengths)
     }
+    if pack.oversize == "drop":  # something must be left
+        sources["short"] = msd.Source(tokens(1, 1))
     graph = (
-        msd.DGraph()
-        .mix(dict(zip(sources, weights, strict=False)), unit=unit, on_exhausted="stop" if stop else "repeat")
-        .pack(seq_len=8, rows=2, max_segments_per_row=segments)
+        msd.DGraph(packing=pack)
+        .mix(
+            dict(zip(sources, [*weights, 1], strict=False)),
+            unit=data.draw(st.sampled_from(["samples", "tokens"])),
+            on_exhausted=data.draw(st.sampled_from(["stop", "repeat"])),
+        )
+        .loss(per=data.draw(st.sampled_from(["tokens", "segments"])), sources={"s0": 0.3})
         .distribute("dp")
         .balance("lpt")
     )
     recipe = msd.Recipe(sources=sources, strategy=graph, seed=seed)
-    with msd.DataLoader(recipe, num_steps=10, num_loaders=loaders) as loader:
+    with msd.DataLoader(recipe, num_steps=10, num_loaders=data.draw(st.integers(1, 3))) as loader:
         assert_equal_steps(loader, oracle_steps(recipe, 1, limit=10))
 
 
@@ -254,3 +254,14 @@ def test_a_recipe_with_another_seed_is_another_recipe() -> None:
     recipe = msd.Recipe(sources={"s": msd.Source(tokens(5))}, strategy=strategy(s=1))
     assert recipe.fingerprint() != replace(recipe, seed=1).fingerprint()
     assert recipe.fingerprint() == replace(recipe).fingerprint()
+
+
+def test_the_plan_log_holds_what_was_delivered(job_data: Path, tmp_path: Path) -> None:
+    recipe, path = make_recipe(job_data), tmp_path / "plans.log"
+    with msd.DataLoader(recipe, num_steps=4, plan_log=path) as loader:
+        digests = [loader.last_step.digest for _ in loader]
+    log = PlanLog(path)
+    assert [log.read(step).plan.digest for step in log.steps] == digests
+    assert log.delivered == 3
+    with pytest.raises(msd.MSDataError, match=r"plans\.log"):
+        msd.DataLoader(recipe, plan_log=path)

@@ -1,0 +1,280 @@
+"""`msdata plan`: a dry run of a recipe on a mesh, with figures, pictures and advice."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from msdata_jax.cli.advice import advise
+from msdata_jax.cli.plan_figures import DryRunFigures, as_json, gather
+from msdata_jax.cli.recipes import load_recipe
+from msdata_jax.cli.tables import make_console, make_table
+from msdata_jax.dry_run import DryRun, PlannedStep
+from msdata_jax.errors import RecipeError
+from msdata_jax.lineage.plan_log import PlanLogWriter
+from msdata_jax.planning.graph import DGraph
+from msdata_jax.planning.place_tree import MeshLayout
+from msdata_jax.recipe import Recipe
+from msdata_jax.runtime.fields import layout_without_mesh
+from msdata_jax.sources.without_jax import block_jax
+
+MOST_STEPS_SHOWN = 16
+
+
+@click.command("plan")
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--mesh", help="Axes and sizes, outermost first: dp=8,cp=2,tp=4. One device without it.")
+@click.option(
+    "--processes", default=1, show_default=True, type=click.IntRange(1), help="That share the devices."
+)
+@click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="To plan.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the figures (PNG).")
+@click.option(
+    "--draw",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the strategy: .png a picture, .mmd a Mermaid text. Alone it plans no step.",
+)
+@click.option(
+    "--log", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan log, for msdata inspect."
+)
+@click.option("--json", "as_json_object", is_flag=True, help="Print one JSON object.")
+def command(  # noqa: PLR0917 - click calls it by name
+    recipe: Path,
+    mesh: str | None,
+    processes: int,
+    steps: int,
+    plot: Path | None,
+    draw: Path | None,
+    log: Path | None,
+    as_json_object: bool,
+) -> int:
+    """Plan the first steps of RECIPE and say what they look like. No MPI, no JAX, no accelerator.
+
+    RECIPE is a Python file that defines `recipe`. Its sources are read and transformed, as a job would, and
+    every step is planned as a job on this mesh would; payloads are dropped at once.
+
+    \b
+    msdata plan recipe.py --mesh dp=8,tp=4 --steps 50 --plot plan.png
+    msdata plan recipe.py --mesh dp=64,cp=2 --json
+    msdata plan recipe.py --draw strategy.png
+    """
+    block_jax()
+    loaded = load_recipe(recipe)
+    layout = _layout(mesh, processes, loaded)
+    if draw is not None:
+        _draw_strategy(loaded, layout, draw)
+        if not (plot or log or as_json_object or mesh):
+            return 0
+    with DryRun(loaded, layout) as run, _Watch(run, steps, log) as watch:
+        figures = gather(run, steps, watch.see)
+    advice = advise(figures)
+    if plot is not None:
+        from msdata_jax.cli.plots import plot_dry_run
+
+        plot_dry_run(figures, plot, title=f"{recipe.name} on {mesh or 'one device'}")
+        click.echo(f"wrote {plot}", err=True)
+    result = as_json(figures, recipe=str(recipe), mesh=_mesh_text(layout), advice=advice)
+    if as_json_object:
+        click.echo(json.dumps(result, indent=2))
+    else:
+        show(figures, result)
+    return 0
+
+
+def parse_mesh(text: str, num_processes: int = 1) -> MeshLayout:
+    """The mesh that a text such as `dp=8,tp=4` names, its devices shared out among processes in order.
+
+    Raises:
+        RecipeError: an axis without a size or with one that is no positive integer, an axis twice, or devices
+            that do not divide by the processes.
+    """
+    names, sizes = [], []
+    for part in text.split(","):
+        name, equals, size = part.strip().partition("=")
+        if not name or not equals or not size.isascii() or not size.isdigit() or int(size) < 1:
+            raise RecipeError(
+                f"--mesh names axes and sizes of at least 1, such as dp=8,tp=4; {part!r} in {text!r} is none"
+            )
+        names.append(name)
+        sizes.append(int(size))
+    num_devices = math.prod(sizes)
+    if num_devices % num_processes:
+        raise RecipeError(
+            f"the {num_devices} devices of {text!r} do not divide by --processes {num_processes}; "
+            "take a divisor"
+        )
+    per_process = num_devices // num_processes
+    owner = tuple(device // per_process for device in range(num_devices))
+    return MeshLayout(axis_names=tuple(names), axis_sizes=tuple(sizes), process_of_device=owner)
+
+
+def _layout(mesh: str | None, processes: int, recipe: Recipe) -> MeshLayout:
+    assert isinstance(recipe.strategy, DGraph)
+    if mesh is not None:
+        return parse_mesh(mesh, processes)
+    if processes > 1:
+        raise RecipeError(f"--processes {processes} share the devices of a mesh: give --mesh")
+    return layout_without_mesh(recipe.strategy)
+
+
+def _mesh_text(layout: MeshLayout) -> str:
+    sizes = zip(layout.axis_names, layout.axis_sizes, strict=True)
+    return ",".join(f"{name}={size}" for name, size in sizes)
+
+
+def _draw_strategy(recipe: Recipe, layout: MeshLayout, path: Path) -> None:
+    graph = recipe.strategy
+    assert isinstance(graph, DGraph)
+    if path.suffix == ".mmd":
+        try:
+            path.write_text(graph.to_mermaid() + "\n")
+        except OSError as error:
+            raise RecipeError(f"cannot write {path}: {error.strerror}") from error
+    elif path.suffix == ".png":
+        from msdata_jax.cli.plots import draw_strategy
+
+        draw_strategy(graph, recipe.source_names, layout, path)
+    else:
+        raise RecipeError(f"--draw writes .png or .mmd, got {path}")
+    click.echo(f"wrote {path}", err=True)
+
+
+class _Watch:
+    """Shows progress on a terminal, and writes the plan log."""
+
+    def __init__(self, run: DryRun, num_steps: int, log: Path | None) -> None:
+        self._num_steps, self._shows = num_steps, sys.stderr.isatty()
+        self._writer = None if log is None else PlanLogWriter(log, run.recipe)
+        if self._writer is not None:
+            self._writer.start(run.layout, run.num_records, ())
+
+    def __enter__(self) -> "_Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def see(self, planned: PlannedStep) -> None:
+        """Count a step."""
+        if self._writer is not None:
+            nobody = np.full(len(planned.plan.samples), -1, dtype=np.int32)
+            self._writer.step(planned.plan, nobody, planned.in_flight)
+        if self._shows:
+            done = planned.plan.step + 1
+            click.echo(f"\rstep {done} of {self._num_steps}", err=True, nl=done == self._num_steps)
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def show(figures: DryRunFigures, result: Mapping[str, Any]) -> None:
+    """What was planned, as tables, and the advice."""
+    console = make_console()
+    devices, processes = len(figures.run.layout.process_of_device), figures.run.layout.num_processes
+    console.print(f"[bold]{result['recipe']}[/bold] on {result['mesh']}: {devices} devices, ", end="")
+    console.print(f"{processes} process{'es' if processes > 1 else ''}; {len(figures.steps)} steps planned")
+    console.print(result["strategy"], style="dim", markup=False)
+    if figures.steps:
+        console.print()
+        console.print(make_table(_overview(figures)))
+        console.print("\n[bold]" + _steps_title(figures) + "[/bold]")
+        console.print(make_table([_step_row(step) for step in _steps_to_show(figures)], texts=("balanced",)))
+        console.print(f"\n[bold]Sources[/bold], shares by {result['mix_unit']}")
+        console.print(make_table([_source_row(source) for source in figures.sources]))
+    console.print("\n[bold]Advice[/bold]")
+    for sentence in result["advice"] or ["Nothing to change."]:
+        console.print(f"- {sentence}", markup=False)
+
+
+def _overview(figures: DryRunFigures) -> list[dict[str, Any]]:
+    graph = figures.run.graph
+    rows = [
+        ("places filled, %", 100 * figures.mean("fill"), 100 * min(step["fill"] for step in figures.steps)),
+        _ratio(figures, "dearest rank / mean rank, rows as they come", "imbalance_unbalanced"),
+        _ratio(figures, f"dearest rank / mean rank, {graph.balancing.method}", "imbalance"),
+        _ratio(
+            figures,
+            f"objective {graph.balancing.objective} / even work, rows as they come",
+            "objective_unbalanced",
+        ),
+        _ratio(figures, f"objective {graph.balancing.objective} / even work", "objective"),
+        _ratio(figures, "least possible dearest rank / mean rank", "dominance"),
+        _ratio(figures, "giants: rows dearer than a mean rank", "giants"),
+        _ratio(figures, "dearest microbatch / mean microbatch", "microbatch_spread"),
+    ]
+    if figures.mean("encoder_share"):
+        rows += [
+            (
+                "encoder's share of the work, %",
+                *(100 * f("encoder_share") for f in (figures.mean, figures.most)),
+            ),
+            _ratio(figures, "encoder: dearest rank / mean rank", "encoder_imbalance"),
+        ]
+    if figures.most("row_memory_bytes"):
+        mega = [f("row_memory_bytes") / 1e6 for f in (figures.mean, figures.most)]
+        rows.append(("activations of the largest row, MB", *mega))
+    rows += [
+        _ratio(figures, "planner: content of a step, CPU ms", "compose_ms"),
+        _ratio(figures, "planner: placement, CPU ms", "place_ms"),
+    ]
+    return [{"": text, "mean": float(mean), "worst": float(worst)} for text, mean, worst in rows]
+
+
+def _ratio(figures: DryRunFigures, text: str, name: str) -> tuple[str, float, float]:
+    return text, figures.mean(name), figures.most(name)
+
+
+def _steps_to_show(figures: DryRunFigures) -> list[dict[str, Any]]:
+    if len(figures.steps) <= MOST_STEPS_SHOWN:
+        return figures.steps
+    dearest = sorted(figures.steps, key=lambda step: -step["objective"])[:MOST_STEPS_SHOWN]
+    return sorted(dearest, key=lambda step: step["step"])
+
+
+def _steps_title(figures: DryRunFigures) -> str:
+    if len(figures.steps) <= MOST_STEPS_SHOWN:
+        return "Steps"
+    return f"The {MOST_STEPS_SHOWN} steps of least even work, of {len(figures.steps)} (--json has all)"
+
+
+def _step_row(step: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "step": step["step"],
+        "rows x places": f"{step['rows']} x {step['seq_len']}",
+        "samples": step["segments"],
+        "fill %": f"{100 * step['fill']:.1f}",
+        "as they come": f"{step['imbalance_unbalanced']:.3f}",
+        "balanced": f"{step['imbalance']:.3f} {step['balanced_by']}",
+        "objective": f"{step['objective']:.3f}",
+        "least": f"{step['dominance']:.3f}",
+        "giants": step["giants"],
+        "cut": step["cut"],
+        "dropped": step["dropped"],
+        "wait": step["carried"],
+        "plan ms": f"{step['compose_ms'] + step['place_ms']:.1f}",
+    }
+
+
+def _source_row(source: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "source": source["name"],
+        "asked %": f"{source['asked_percent']:.2f}",
+        "drawn %": f"{source['realised_percent']:.2f}",
+        "% of tokens": f"{source['percent_of_tokens']:.2f}",
+        "samples": source["samples"],
+        "mean tokens": f"{source['mean_tokens']:.0f}",
+        "longest": source["longest"],
+        "too long": source["too_long"],
+        "cut": source["cut"],
+        "dropped": source["dropped"],
+        "bad": source["bad"],
+        "epochs": f"{source['epochs']:.2f}",
+        "waited %": f"{source['waited_percent']:.1f}",
+        "longest wait": source["longest_wait_steps"],
+    }

@@ -1,0 +1,201 @@
+"""A placed step as messages: what each constructor is to expect, and what each loader is to send to whom."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msdata_jax.plan import StepPlan
+from msdata_jax.planning.place_tree import ClientPlaceTree
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.effects import Effect, Send
+
+Owners = Callable[[np.ndarray], np.ndarray]
+"""From SampleInfo records to the loader rank that holds each, int64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A constructor rank as the planner sees it.
+
+    Attributes:
+        rank, process: its rank, and its process index in the mesh.
+        relay_to: ranks that it passes samples on to.
+        is_leader: loaders send it the samples of its rows.
+        is_fed: a leader sends them.
+        needs_data: it holds a first or last stage, where there are stages.
+    """
+
+    rank: int
+    process: int
+    relay_to: list[int]
+    is_leader: bool
+    is_fed: bool
+    needs_data: bool
+
+
+def build_clients(
+    tree: ClientPlaceTree, joins: Mapping[int, m.Join], constructors: Sequence[int], *, by_host: bool
+) -> list[Client]:
+    """Who leads and who is fed.
+
+    Args:
+        tree: the mesh.
+        joins: what each constructor rank said.
+        constructors: their ranks in order.
+        by_host: leaders relay samples to their peers; else the devices share arrays.
+    """
+    rank_of_process = {join.process: rank for rank, join in joins.items()}
+    clients = []
+    for rank in constructors:
+        process = joins[rank].process
+        needs_data = tree.needs_data(process)
+        is_leader = needs_data and tree.leader_of_process(process) == process
+        peers = [rank_of_process[p] for p in tree.peers_of_process(process) if p != process]
+        clients.append(
+            Client(
+                rank=rank,
+                process=process,
+                relay_to=peers if is_leader and by_host else [],
+                is_leader=is_leader,
+                is_fed=needs_data and by_host and not is_leader,
+                needs_data=needs_data,
+            )
+        )
+    return clients
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audience:
+    """Who is told of a step, and along which axes it is cut.
+
+    Attributes:
+        tree: the mesh.
+        clients: the constructors.
+        row_axes: mesh axes that cut rows.
+        encoder_axes: mesh axes that cut the slots of the encoder's batch, where it has any.
+        num_sources: of the recipe.
+    """
+
+    tree: ClientPlaceTree
+    clients: Sequence[Client]
+    row_axes: tuple[str, ...]
+    encoder_axes: tuple[str, ...]
+    num_sources: int
+
+
+def announce(plan: StepPlan, is_last: np.ndarray, audience: Audience, owners: Owners) -> list[Effect]:
+    """Expectations for the constructors and orders for the loaders.
+
+    Args:
+        plan: the step.
+        is_last: bool `[segments]`, as in `Order`.
+        audience: who is told.
+        owners: who holds the samples.
+    """
+    row_of_content = np.empty(plan.num_rows, dtype=np.int64)
+    row_of_content[plan.order] = np.arange(plan.num_rows)
+    batch_row = row_of_content[plan.row]
+    figures = _figures(plan, audience.num_sources)
+    effects: list[Effect] = []
+    wanted: list[np.ndarray] = []
+    for client in audience.clients:
+        rows = audience.tree.rows_of_process(client.process, audience.row_axes, plan.num_rows)
+        local = np.full(plan.num_rows, -1, dtype=np.int64)
+        if client.is_leader or client.is_fed:
+            local[rows] = np.arange(len(rows))
+        mine = np.flatnonzero(local[batch_row] >= 0)
+        mine = mine[np.argsort(local[batch_row[mine]], kind="stable")]
+        slots, images = _slots_of(plan, client, audience)
+        expect = m.Expect(
+            step=plan.step,
+            rows=rows,
+            infos=plan.samples[mine],
+            row=local[batch_row[mine]].astype(np.int32),
+            offset=plan.offset[mine],
+            start=plan.start[mine],
+            length=plan.length[mine],
+            relay_to=client.relay_to,
+            first_patch=(plan.slot * plan.patches_per_slot + plan.first_patch)[mine]
+            if plan.num_slots
+            else np.empty(0, dtype=np.int64),
+            **slots,
+            **figures,
+        )
+        effects.append(Send(rank=client.rank, message=expect))
+        wanted.append(_wanted(client.rank, images, for_slots=True))
+        if client.is_leader:
+            wanted.append(_wanted(client.rank, mine, for_slots=False))
+    return [*effects, *_orders(plan, is_last, np.concatenate(wanted), owners)]
+
+
+def _wanted(rank: int, segments: np.ndarray, *, for_slots: bool) -> np.ndarray:
+    """int64 `[k, 4]`: constructor rank, index among what it expects, index in the plan, for slots or not."""
+    count = len(segments)
+    columns = (np.full(count, rank), np.arange(count), segments, np.full(count, int(for_slots)))
+    return np.stack(columns, axis=1)
+
+
+def _slots_of(plan: StepPlan, client: Client, audience: Audience) -> tuple[dict[str, Any], np.ndarray]:
+    """The slots of the encoder's batch that a process holds, as in `Expect`, and the segments in them."""
+    parts = np.empty(0, dtype=np.int64)
+    if plan.num_slots:
+        parts = np.array(audience.tree.parts_of_process(client.process, audience.encoder_axes))
+    local = np.full(plan.num_slots + 1, -1, dtype=np.int64)  # the last entry stands for slot -1
+    if client.needs_data:
+        local[parts] = np.arange(len(parts))
+    images = np.flatnonzero(local[plan.slot] >= 0)
+    images = images[np.argsort(local[plan.slot[images]], kind="stable")]
+    first = plan.first_patch[images] if plan.num_slots else images
+    fields = {
+        "num_slots": len(parts),
+        "patches_per_slot": plan.patches_per_slot,
+        "slot": local[plan.slot[images]].astype(np.int32),
+        "slot_first": first.astype(np.int32),
+        "slot_patches": plan.samples["patches"][images].astype(np.int32),
+    }
+    return fields, images
+
+
+def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
+    source = plan.samples["source"]
+    return {
+        "digest": plan.digest,
+        "content_digest": plan.content_digest,
+        "seq_len": plan.seq_len,
+        "global_row": plan.order,
+        "source_samples": np.bincount(source, minlength=num_sources),
+        "source_tokens": np.bincount(source, weights=plan.length, minlength=num_sources).astype(np.int64),
+        "group_costs": plan.group_costs(),
+        "unbalanced_costs": plan.group_costs(np.arange(plan.num_rows)),
+        "fill": plan.fill,
+        "num_dropped": len(plan.dropped),
+        "num_cut": plan.num_cut,
+        "note": plan.note,
+    }
+
+
+def _orders(plan: StepPlan, is_last: np.ndarray, wanted: np.ndarray, owners: Owners) -> list[Effect]:
+    """One order per loader; `wanted` as `_wanted` gives it."""
+    rank, index, segment, for_slots = wanted.T
+    dropped = np.zeros(len(plan.dropped), dtype=np.int32)
+    keys = np.concatenate([plan.samples[segment], plan.dropped])
+    columns = {
+        "constructor": np.concatenate([rank, dropped - 1]).astype(np.int32),
+        "index": np.concatenate([index, dropped]).astype(np.int32),
+        "source": keys["source"],
+        "position": keys["position"],
+        "part": keys["part"],
+        "start": np.concatenate([plan.start[segment], dropped]),
+        "length": np.concatenate([plan.length[segment], dropped]),
+        "is_last": np.concatenate([is_last[segment], dropped == 0]),
+        "is_image": np.concatenate([for_slots, dropped]).astype(bool),
+    }
+    owner = owners(keys)
+    effects: list[Effect] = []
+    for loader in np.unique(owner).tolist():
+        mine = {name: column[owner == loader] for name, column in columns.items()}
+        order = m.Order(step=plan.step, without_patches=plan.num_slots > 0, **mine)
+        effects.append(Send(rank=loader, message=order))
+    return effects
