@@ -15,12 +15,22 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.differencing import object_karmarkar_karp
-from benchmarks.lengths import BACKBONE, CONTEXTS, ENCODERS, SHARES, Stream, make_stream, sample_infos
+from benchmarks.lengths import (
+    BACKBONE,
+    COLUMNS,
+    CONTEXTS,
+    ENCODERS,
+    SHARES,
+    Stream,
+    make_stream,
+    sample_infos,
+)
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.giants import dominance
-from msdata_jax.planning.graph import Composed
+from msdata_jax.planning.giants import context_degrees, dominance, num_giants
+from msdata_jax.planning.graph import Composed, DGraph, Gathered, initial_state
 from msdata_jax.planning.merging import merge_by_due_time
 from msdata_jax.planning.partitioning import Method, loads, lower_bound, partition
+from msdata_jax.planning.place_tree import MeshLayout
 
 Result = TypeVar("Result")
 Row = dict[str, Any]
@@ -44,6 +54,10 @@ TWO_OBJECTIVES = (
     (512, 100_000, "mix", "vit-2b"),
 )
 
+GIANTS = ((64, 1024, "text_wlb"), (512, 8192, "text_wlb"), (512, 8192, "mix"))
+WINDOWS = (2, 4, 8, 16, 32)
+"""Steps that are regrouped."""
+
 NOTES = (
     "flat_ms, ratio: one partition of `samples` samples into dp parts by backbone cost, counts free; "
     "ratio and ratio_worst are the dearest part over the lower bound, mean and worst over seeds; "
@@ -57,6 +71,9 @@ NOTES = (
     "two objectives: the same time for single samples, with a partition by the backbone alone, by the "
     "sum, by both (vector); decoupled gives each objective a partition of its own, which no common one "
     "can have",
+    "giants: one sample a row, as many rows in each group; dearest group over mean group of equal counts "
+    "(lpt); with a degree of context parallelism for each sample, counts free (context_degrees); and with "
+    "the rows of so many steps regrouped, sums over the steps",
     "object_karmarkar_karp is the algorithm of public training code, rewritten from its description, on "
     "the same costs: makespan_ratio is our dearest part over its, flat_share and plan_share are our times "
     "over its",
@@ -75,6 +92,9 @@ def run(quick: bool) -> dict[str, Any]:
             contents.append(content)
     rows += contents
     rows += [_two_objectives(*each, num_seeds=1 if quick else 4) for each in TWO_OBJECTIVES]
+    for each in GIANTS[: 1 if quick else 3]:
+        _say(f"giants, {each[1]} samples of {each[2]} over {each[0]} groups")
+        rows.append(_giants(*each, WINDOWS[: 2 if quick else 5]))
     for num_parts, num_samples in BESIDE_OBJECTS[: 2 if quick else 3]:
         for distribution in ("coyo", "mix"):
             _say(f"{num_samples} samples over {num_parts} groups beside objects")
@@ -219,6 +239,41 @@ def _two_objectives(num_parts: int, num_samples: int, distribution: str, encoder
         **{name: _round(np.mean(values)) for name, values in times.items()},
         "vector_over_decoupled_worst": _round(worst),
     }
+
+
+def _giants(num_parts: int, num_samples: int, distribution: str, windows: Sequence[int]) -> Row:
+    infos = sample_infos(distribution, num_samples * windows[-1], seed=0)
+    first = BACKBONE(infos[:num_samples])
+    shared = context_degrees(first, num_parts)
+    return {
+        "dp": num_parts,
+        "samples": num_samples,
+        "distribution": distribution,
+        "giants": num_giants(first, num_parts),
+        "dominance": _round(dominance(first, num_parts)),
+        "lpt": _round(_regrouped(infos, num_parts, num_samples, 1)),
+        "context_degrees": _round(shared.loads.max() / (first.sum() / num_parts)),
+        "largest_degree": int(shared.degree.max()),
+        **{f"regroup_{k}": _round(_regrouped(infos, num_parts, num_samples, k)) for k in windows},
+    }
+
+
+def _regrouped(infos: np.ndarray, num_parts: int, num_samples: int, num_steps: int) -> float:
+    """Dearest groups over mean groups, sums over a window of steps of one sample a row."""
+    longest = int(infos["tokens"].max())
+    patches = int(infos["patches"].max())
+    graph = DGraph().mix({"one": 1}).pad(seq_len=longest, rows=num_samples, patches_per_row=patches)
+    graph = graph.cost(backbone=BACKBONE).regroup(steps=num_steps).distribute("dp").balance("lpt")
+    layout = MeshLayout(axis_names=("dp",), axis_sizes=(num_parts,), process_of_device=(0,) * num_parts)
+    state, costs = initial_state(1, COLUMNS), []
+    while len(costs) < num_steps:
+        composed = graph.compose(state, ("one",), [infos], [True])
+        if not isinstance(composed, Composed | Gathered):
+            raise RuntimeError(f"a step could not be composed: {composed}")
+        infos, state = infos[composed.drawn[0] :], composed.state
+        if isinstance(composed, Composed):
+            costs.append(graph.place(composed.plan, graph.place_tree(layout)).group_costs())
+    return float(np.max(costs, axis=1).sum() / np.mean(costs, axis=1).sum())
 
 
 def _beside_objects(num_parts: int, num_samples: int, distribution: str) -> Row:

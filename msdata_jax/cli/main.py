@@ -16,6 +16,8 @@ _COMMANDS = {
     "doctor": "Check what is installed, and that ranks start and stay free of JAX.",
     "bench": "Run a benchmark and print its rows.",
 }
+_MODULES = {"inspect": "inspect_log"}
+"""Modules not called like their command: a script of that folder would import ours in place of Python's."""
 
 
 class _LazyGroup(click.Group):
@@ -27,7 +29,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        return importlib.import_module(f"msdata_jax.cli.{cmd_name}").command
+        module = _MODULES.get(cmd_name, cmd_name)
+        return importlib.import_module(f"msdata_jax.cli.{module}").command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

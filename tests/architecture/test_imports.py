@@ -95,3 +95,10 @@ def test_public_names_are_the_same_for_type_checkers() -> None:
     text = Path(msdata_jax.__file__).read_text()
     for name, home in msdata_jax._HOMES.items():
         assert f"from msdata_jax.{home} import {name} as {name}\n" in text
+
+
+def test_no_module_of_a_folder_with_scripts_hides_one_of_python():
+    """A script that is run by its path imports from its folder first."""
+    for script in (ROOT / "msdata_jax" / "cli").glob("_doctor_*.py"):
+        hidden = {path.stem for path in script.parent.glob("*.py")} & sys.stdlib_module_names
+        assert not hidden

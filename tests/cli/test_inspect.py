@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from jobs.recipe import make_recipe
 from jobs_runner import JOBS
 
-from msdata_jax.cli.inspect import command
+from msdata_jax.cli.inspect_log import command
 from msdata_jax.cli.plan import parse_mesh
 from msdata_jax.dry_run import DryRun
 from msdata_jax.errors import MSDataError, PlanError, RecipeError
