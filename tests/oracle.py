@@ -65,13 +65,14 @@ def _merge(
     upcoming = [next(each, None) for each in streams]
     credit = [0] * len(names)
     carry: list[dict] = []
-    step = 0
+    step, ended = 0, False
     while True:
         weights = [int(w) for w in graph.mixture.weights_at(step, names)]
         drawn_units, pool = [0] * len(names), list(carry)
-        while (bucket := full_bucket(pack, pool)) is None:
+        while (bucket := full_bucket(pack, pool)) is None and not ended:
             s = next_source(weights, credit, drawn_units, upcoming, graph.mixture.unit)
             if upcoming[s] is None:
+                ended = True
                 break
             drawn_units[s] += unit(upcoming[s], graph.mixture.unit)
             pool += pieces(pack, upcoming[s])

@@ -116,9 +116,9 @@ def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]):
 
 
 def format_value(value: Any) -> str:
-    """A cell: thousands with commas, four figures of a fraction, lists in full."""
+    """A cell: thousands with commas, four figures of a fraction (six near 1, for ratios), lists in full."""
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:{'.6g' if 0.9 < value < 1.1 else '.4g'}}"
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, int):

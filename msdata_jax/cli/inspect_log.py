@@ -23,6 +23,17 @@ from msdata_jax.sources.reader import SourceReader
 from msdata_jax.sources.without_jax import block_jax
 
 MOST_STEPS_SHOWN = 16
+LABELS = {
+    "imbalance_unbalanced": "dearest rank / mean rank, rows as they come",
+    "imbalance": "dearest rank / mean rank, balanced",
+    "dominance": "least possible dearest rank / mean rank",
+    "giants": "giants: rows dearer than a mean rank",
+    "microbatch_spread": "dearest microbatch / mean microbatch",
+    "encoder_share": "encoder's share of the work",
+    "encoder_imbalance": "encoder: dearest rank / mean rank",
+    "row_memory_bytes": "activations of the largest row, bytes",
+}
+"""Figures of a step in the words of `msdata plan`."""
 
 
 @click.command("inspect")
@@ -313,8 +324,8 @@ def _show_step(console: Any, result: Mapping[str, Any]) -> None:
     for name, value in figures.items():
         if name not in ("step", "note"):
             text = f"{value:.4g}" if isinstance(value, float) else value
-            console.print(f"  {name.replace('_', ' '):22}{text}", markup=False)
-    console.print(f"  {'content digest':22}{result['content_digest']}")
+            console.print(f"  {LABELS.get(name, name.replace('_', ' ')):46}{text}", markup=False)
+    console.print(f"  {'content digest':46}{result['content_digest']}")
     if figures["note"]:
         console.print(f"  note: {figures['note']}", markup=False)
     if result["segments_of_loader"]:

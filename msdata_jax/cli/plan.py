@@ -98,7 +98,7 @@ def parse_mesh(text: str, num_processes: int = 1) -> MeshLayout:
         name, equals, size = part.strip().partition("=")
         if not name or not equals or not size.isascii() or not size.isdigit() or int(size) < 1:
             raise RecipeError(
-                f"--mesh names axes and sizes of at least 1, such as dp=8,tp=4; {part!r} in {text!r} is none"
+                f"--mesh names axes and sizes of at least 1, such as dp=8,tp=4; {part!r} in {text!r} does not"
             )
         names.append(name)
         sizes.append(int(size))
@@ -177,7 +177,8 @@ def show(figures: DryRunFigures, result: Mapping[str, Any]) -> None:
     """What was planned, as tables, and the advice."""
     console = make_console()
     devices, processes = len(figures.run.layout.process_of_device), figures.run.layout.num_processes
-    console.print(f"[bold]{result['recipe']}[/bold] on {result['mesh']}: {devices} devices, ", end="")
+    many = "s" if devices > 1 else ""
+    console.print(f"[bold]{result['recipe']}[/bold] on {result['mesh']}: {devices} device{many}, ", end="")
     console.print(f"{processes} process{'es' if processes > 1 else ''}; {len(figures.steps)} steps planned")
     console.print(result["strategy"], style="dim", markup=False)
     if figures.steps:

@@ -278,7 +278,8 @@ def draw_strategy(graph: DGraph, source_names: Sequence[str], layout: MeshLayout
         f"{name} {size}" for name, size in zip(layout.axis_names, layout.axis_sizes, strict=True)
     )
     processes = f"{layout.num_processes} process{'es' if layout.num_processes > 1 else ''}"
-    ranks = f"{len(layout.process_of_device)} devices of {processes}: {axes_text}"
+    devices = len(layout.process_of_device)
+    ranks = f"{devices} device{'s' if devices > 1 else ''} of {processes}: {axes_text}"
     boxes.append(("ranks", ranks, GREY))
     wrapped = [(name, textwrap.wrap(text, 92) or [""], colour) for name, text, colour in boxes]
     gap, line = 0.32, 0.2

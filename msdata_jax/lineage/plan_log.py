@@ -242,7 +242,8 @@ class PlanLog:
             version = values.pop("version")
             if version != LOG_VERSION:
                 raise PlanError(
-                    f"{self._path} is a plan log of version {version}; this msdata_jax reads {LOG_VERSION}"
+                    f"{self._path} is a plan log of version {version}; this msdata_jax reads "
+                    f"{LOG_VERSION}: read it with the msdata_jax that wrote it"
                 )
             sources = [LoggedSource(**source) for source in values.pop("sources")]
             return Header(sources=sources, **values)

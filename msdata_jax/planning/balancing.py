@@ -12,7 +12,7 @@ Rows have one shape, so every group and every microbatch holds the same number o
 sums are integer, so that every machine finds the same order.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -44,7 +44,7 @@ class Balance:
             a step. None: there are no larger groups.
         pipeline_stages: of every group, at least 1; counts under `pipeline` only.
         refine: exchange rows between groups afterwards while that lowers the dearest one, as far as
-            `REFINE_SEARCHES` looks at a pair of groups bring it; with one cost only.
+            `REFINE_SEARCHES` looks at a pair of groups bring it.
     """
 
     method: Method = "lpt"
@@ -164,31 +164,26 @@ def _check_counts(num_rows: int, num_groups: int, rules: Balance) -> None:
 
 def _deal_by_group(costs: np.ndarray, num_groups: int, rules: Balance) -> np.ndarray:
     """Rows to groups, then to microbatches; int64 `[groups, microbatches, rows of one]`."""
-    rules = replace(rules, refine=rules.refine and len(costs) == 1)
-    groups = min(
-        (_deal_to_groups(weights, num_groups, rules) for weights in _weightings(costs, num_groups, rules)),
-        key=lambda each: int(costs[:, each].sum(axis=2).max(axis=1).sum()),  # the dearest group of each phase
-    )
+    groups = _deal_to_groups(_weights(costs, num_groups, rules), num_groups, rules)
     total = costs.sum(axis=0)
     group = np.arange(num_groups)[:, None, None]
     dealt = groups[group, _deal_lines(total[groups], rules.microbatches)]
     return _in_pyramid(dealt, total[dealt].sum(axis=2))
 
 
-def _weightings(costs: np.ndarray, num_groups: int, rules: Balance) -> list[np.ndarray]:
-    """What a row adds to its group's time, int64 `[phases, rows]`: one way, or several to try.
+def _weights(costs: np.ndarray, num_groups: int, rules: Balance) -> np.ndarray:
+    """What a row adds to its group's time, int64 `[phases, rows]`.
 
     In a pipeline this is its cost and, for the dearest row of a group, `stages - 1` times what it stands out
-    above a mean microbatch. Groups take one each of the `num_groups` dearest rows. Of two phases, the second
-    may be so light that to even it costs more in the first than it brings.
+    above a mean microbatch. Groups take one each of the `num_groups` dearest rows.
     """
     if rules.objective != "pipeline":
-        return [costs] if len(costs) == 1 else [costs, costs[:1]]
+        return costs
     dearest = dearest_first(costs[0])[:num_groups]
     mean = costs.sum() // (num_groups * rules.microbatches)
     weights = costs.copy()
     weights[0, dearest] += (rules.pipeline_stages - 1) * np.maximum(costs[0, dearest] - mean, 0)
-    return [weights]
+    return weights
 
 
 def _deal_to_groups(weights: np.ndarray, num_groups: int, rules: Balance) -> np.ndarray:

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from msdata_jax.errors import BadSampleError
+from msdata_jax.errors import BadSampleError, RecipeError
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.merging import Draws, merge_by_due_time
+from msdata_jax.planning.merging import MOST_UNITS, Draws, merge_by_due_time
 from msdata_jax.planning.mixing import Mixture
 from msdata_jax.planning.packing import Pack, Units, assign_rows
 from msdata_jax.planning.pieces import (
@@ -25,6 +25,9 @@ from msdata_jax.planning.pieces import (
 from msdata_jax.planning.regrouping import regroup
 from msdata_jax.records import info_dtype
 
+MOST_DROPPED = 1 << 16
+"""Samples in turn that may be dropped at the start of a step, where the data are endless."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamState:
@@ -37,6 +40,7 @@ class StreamState:
         last_position: int64 `[sources]`, position of the last sample drawn; -1 before the first.
         last_part: int64 `[sources]`, its part.
         carry: what was drawn and not delivered yet, oldest first.
+        ended: the data ended: nothing more is drawn, whatever the weights of later steps.
         gathered: steps of the next window that are composed and wait for the others; see `DGraph.regroup`.
         pending: steps of the current window, regrouped and not delivered yet.
     """
@@ -47,8 +51,14 @@ class StreamState:
     last_position: np.ndarray
     last_part: np.ndarray
     carry: Pieces
+    ended: bool = False
     gathered: tuple[StepPlan, ...] = ()
     pending: tuple[StepPlan, ...] = ()
+
+    @property
+    def next_composed(self) -> int:
+        """The first step that is not composed yet: inside a window, later than `step`."""
+        return self.step + len(self.gathered) + len(self.pending)
 
     def composed_ahead(self) -> list[np.ndarray]:
         """SampleInfo records drawn for later steps: carried, or in composed steps, dropped ones too."""
@@ -135,8 +145,7 @@ def compose(
         return _compose_one(rules, state, source_names, ahead, ended)
     if state.pending:
         return _first_pending(state, drawn=np.zeros(len(ahead), dtype=np.int64))
-    later = replace(state, step=state.step + len(state.gathered))
-    composed = _compose_one(rules, later, source_names, ahead, ended)
+    composed = _compose_one(rules, replace(state, step=state.next_composed), source_names, ahead, ended)
     if isinstance(composed, NeedMore) or (isinstance(composed, EndOfData) and not state.gathered):
         return composed
     if isinstance(composed, EndOfData):  # the last window is a short one
@@ -161,7 +170,11 @@ def _compose_one(
     ahead: Sequence[np.ndarray],
     ended: Sequence[bool],
 ) -> Composed | NeedMore | EndOfData:
+    if state.ended:
+        ahead, ended = [infos[:0] for infos in ahead], [True] * len(ahead)
     draws, pieces, filled = _draw_pool(rules, state, source_names, ahead, ended)
+    if filled is None or filled[1]:
+        _refuse_to_drop_all(rules, state.step, pieces[0], len(draws.source))
     if filled is None and draws.limited_by is not None:
         return NeedMore(source=draws.limited_by)
     sample, start, length = pieces
@@ -178,7 +191,12 @@ def _compose_one(
     _refuse_oversize(rules.pack, state.step, infos, source_names)
     num_pieces = int(np.searchsorted(sample, num_draws))
     sample = sample[:num_pieces]
-    fresh = Pieces(infos=infos.take(sample), start=start[:num_pieces], length=length[:num_pieces])
+    fresh = Pieces(
+        infos=infos.take(sample),
+        start=start[:num_pieces],
+        length=length[:num_pieces],
+        unit=np.full(num_pieces, -1, dtype=np.int64),
+    )
     plan, carry = _pack(rules, state, fresh, bucket, is_last=filled is None)
     if not len(plan.samples):
         assert draws.ended_by is not None
@@ -187,7 +205,7 @@ def _compose_one(
     is_dropped[sample] = False
     return Composed(
         plan=replace(plan, dropped=infos.take(np.flatnonzero(is_dropped))),
-        state=_state_after(state, draws, num_draws, ahead, drawn, carry),
+        state=replace(_state_after(state, draws, num_draws, ahead, drawn, carry), ended=filled is None),
         drawn=drawn,
     )
 
@@ -202,6 +220,7 @@ def _draw_pool(
     """The draws, the pieces that they are packed in, and which bucket they fill; see `cut`, `_fill_pool`."""
     mixture, pack = rules.mixture, rules.pack
     units = [_units(infos, mixture.unit) for infos in ahead]
+    _refuse_large_counts(mixture.unit, units)
     # Most of what is known ahead is for later steps: look at about a step's worth first.
     places_ahead = sum(int(infos["tokens"].sum()) for infos in ahead)
     shape = max(pack.shapes, key=lambda each: each.rows * each.seq_len)
@@ -298,6 +317,24 @@ def _fullest_bucket(pack: Pack, lengths: np.ndarray) -> int:
     return max(range(len(fill)), key=lambda bucket: fill[bucket])
 
 
+def _refuse_to_drop_all(rules: Rules, step: int, sample: np.ndarray, num_draws: int) -> None:
+    """Raise BadSampleError where a step's first draws are all dropped: of endless data it may never be full.
+
+    Args:
+        rules: mixture and shapes.
+        step: the step.
+        sample: int64 `[pieces]`, which draw each piece is of.
+        num_draws: draws that are certain.
+    """
+    pack, num_dropped = rules.pack, int(sample[0]) if len(sample) else num_draws
+    if rules.mixture.on_exhausted == "repeat" and num_dropped >= MOST_DROPPED:
+        raise BadSampleError(
+            f"step {step}: none of {MOST_DROPPED} samples in turn fits a row of {pack.seq_len} places and "
+            f"{pack.patches_per_row} patches; make rows longer, or split or truncate samples in the sources' "
+            "transforms"
+        )
+
+
 def _refuse_oversize(pack: Pack, step: int, infos: np.ndarray, source_names: Sequence[str]) -> None:
     if pack.oversize == "drop":
         return
@@ -339,6 +376,7 @@ def _pack(
     units = measure_units(chosen, unit, costs[0] + costs[1])
     may_go, num_carried_units = slice(None), int(unit[:num_carried].max(initial=-1)) + 1
     if pack.together is not None:
+        pool = replace(pool, unit=unit)
         _refuse_large_units(pack, state.step, units)
         may_go = is_last | ~unfinished(chosen, unit)
         num_carried_units = int(np.count_nonzero(may_go[:num_carried_units]))
@@ -417,6 +455,18 @@ def shuffled_rows(step: int, num_rows: int) -> np.ndarray:
     number = np.empty(num_rows, dtype=np.int64)
     number[order] = np.arange(num_rows)
     return number
+
+
+def _refuse_large_counts(unit: str, units: Sequence[np.ndarray]) -> None:
+    """Raise RecipeError where the merge could leave int64."""
+    if sum(int(each.max(initial=0)) * len(each) for each in units) < MOST_UNITS:
+        return
+    total = sum(sum(each.tolist()) for each in units)
+    if total >= MOST_UNITS:
+        raise RecipeError(
+            f"mix(unit={unit!r}) is exact while the samples known ahead count less than {MOST_UNITS} "
+            f"together, got {total}; count in a larger unit"
+        )
 
 
 def _units(infos: np.ndarray, unit: str) -> np.ndarray:

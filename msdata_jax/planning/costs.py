@@ -263,9 +263,14 @@ def check_range(cost: Any, value: int, of: str) -> None:
     """Raise RecipeError where a value, computed without bound, leaves int64."""
     if value > MAX:
         raise RecipeError(
-            f"costs and their sums are int64, at most {MAX}; {cost!r:.300} comes to {value} {of}; "
+            f"costs and their sums are int64, at most {MAX}; {_name(cost):.300} comes to {value} {of}; "
             f"divide your units, or split such samples"
         )
+
+
+def _name(cost: Any) -> str:
+    """A formula with its values; a function by its name."""
+    return getattr(cost, "__qualname__", repr(cost))
 
 
 def check_sizes(least: int, **sizes: int | None) -> None:
@@ -334,18 +339,19 @@ def _evaluate(cost: Cost | None, infos: np.ndarray) -> np.ndarray:
         if "no field of name" not in str(error):
             raise
         raise RecipeError(
-            f"{cost!r} reads a column that no source has ({error}); there are {infos.dtype.names}; "
+            f"{_name(cost)} reads a column that no source has ({error}); there are {infos.dtype.names}; "
             f"a source's measure adds columns"
         ) from error
     if costs.shape != (len(infos),) or costs.dtype.kind not in "iu":
         raise RecipeError(
-            f"a cost gives one integer for each of the {len(infos)} samples; {cost!r} gave {costs.dtype} "
-            f"of shape {costs.shape}; round to a unit that is small enough, as in (...).astype(np.int64)"
+            f"a cost gives one integer for each of the {len(infos)} samples; {_name(cost)} gave "
+            f"{costs.dtype} of shape {costs.shape}; return shape ({len(infos)},), and round floats to a unit "
+            f"that is small enough, as in (...).astype(np.int64)"
         )
     if costs.min() < 0:
-        worst = infos[costs.argmin()]
+        worst = dict(zip(infos.dtype.names or (), infos[costs.argmin()].tolist(), strict=True))
         raise RecipeError(
-            f"a cost is at least 0; {cost!r} gave {costs.min()} for the sample {worst}; "
+            f"a cost is at least 0; {_name(cost)} gave {costs.min()} for the sample {worst}; "
             f"take np.maximum(..., 0), or see whether it left the range of its integers"
         )
     if largest(costs) > MAX // len(costs):

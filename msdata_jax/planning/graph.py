@@ -29,6 +29,7 @@ from msdata_jax.planning.packing import Method as PackMethod
 from msdata_jax.planning.packing import Pack, Shape
 from msdata_jax.planning.partitioning import METHODS, Method
 from msdata_jax.planning.place_tree import Axes, ClientPlaceTree, MeshLayout
+from msdata_jax.records import info_dtype
 
 ContextLayout = Literal["contiguous", "zigzag", "zigzag_document"]
 CONTEXT_LAYOUTS: tuple[ContextLayout, ...] = ("contiguous", "zigzag", "zigzag_document")
@@ -173,7 +174,8 @@ class DGraph:
         unknown = sorted(set(options) - set(Pack.__dataclass_fields__) | {"shapes"} & set(options))
         if unknown:
             raise RecipeError(
-                f"pack, pad and bucket take seq_len, rows and the options of Pack; they take no {unknown}"
+                f"pack, pad and bucket take seq_len, rows and "
+                f"{sorted(set(Pack.__dataclass_fields__) - {'shapes'})}; they take no {unknown}"
             )
         shapes = tuple(Shape(seq_len=seq_len, rows=count) for seq_len, count in sorted(rows.items()))
         return replace(self, packing=Pack(shapes=shapes, method=method, **options))
@@ -332,6 +334,7 @@ class DGraph:
         self.mixture.check(source_names, columns)
         for cost in (self.backbone_cost, self.encoder_cost, self.memory_cost):
             check_columns(cost, columns)
+        self._costs(_probe(self.packing, columns))
         together = self.packing.together
         if together is not None and together not in (*columns, "position"):
             raise RecipeError(
@@ -399,17 +402,23 @@ class DGraph:
                 f"distribute(group_size={spread.group_size}) does not divide the {ranks} ranks along "
                 f"{spread.axis!r}; take a divisor of {ranks}"
             )
+        patches_per_row = _given(self.packing).patches_per_row
+        if spread.patches_per_slot is not None and spread.patches_per_slot < patches_per_row:
+            raise RecipeError(
+                f"distribute(patches_per_slot={spread.patches_per_slot}) cannot hold a sample of "
+                f"pack(patches_per_row={patches_per_row}) patches; raise it, or leave it out"
+            )
         chunks = tree.axis_size(spread.context_axis) * (2 if spread.context_layout == "zigzag" else 1)
         for shape in _given(self.packing).shapes:
             if shape.rows % (ranks * spread.microbatches):
                 raise RecipeError(
                     f"pack(rows={shape.rows}) does not divide by {ranks} groups along {spread.axis!r} "
-                    f"x {spread.microbatches} microbatches = {ranks * spread.microbatches}"
+                    f"x {spread.microbatches} microbatches = {ranks * spread.microbatches}; take a multiple"
                 )
             if shape.seq_len % chunks:
                 raise RecipeError(
                     f"pack(seq_len={shape.seq_len}) does not divide by {chunks} context-parallel chunks "
-                    f"along {spread.context_axis!r} ({spread.context_layout})"
+                    f"along {spread.context_axis!r} ({spread.context_layout}); take a multiple of {chunks}"
                 )
 
     def compose(
@@ -495,7 +504,9 @@ class DGraph:
         ranks = tree.axis_size(self.row_axes(tree))
         num_slots, patches_per_slot = self.slots(tree, plan.num_rows)
         if num_slots:
-            encoder = self._costs(plan.samples)[1] if self.encoder_cost else plan.samples["patches"]
+            used = plan.samples.copy()
+            used["tokens"] = plan.length
+            encoder = self._costs(used)[1] if self.encoder_cost else used["patches"]
             plan = fill_slots(plan, encoder.astype(np.int64), num_slots, patches_per_slot)
         balanced = balance(plan.phase_costs, ranks, self.balance_rules(tree))
         return replace(
@@ -506,6 +517,14 @@ class DGraph:
             balanced_by=balanced.method,
             note=balanced.note,
         )
+
+
+def _probe(pack: Pack, columns: Sequence[str]) -> np.ndarray:
+    """SampleInfo records of the least and the largest samples, to see what costs make of them."""
+    infos = np.ones(3, dtype=info_dtype(columns))
+    infos["tokens"] = [1, pack.seq_len, pack.seq_len]
+    infos["patches"] = [0, 0, pack.patches_per_row]
+    return infos
 
 
 def plain_weights(weights: Weights) -> dict[str, float]:

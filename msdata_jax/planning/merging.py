@@ -31,6 +31,8 @@ from typing import NamedTuple
 import numpy as np
 
 WEIGHT_SCALE = 1 << 24
+MOST_UNITS = 1 << 37
+"""Units known ahead, of all sources together, stay below it: so nothing here leaves int64."""
 
 _SAMPLES_BEYOND = 4  # known samples of each source that a limited merge looks at beyond its share
 
@@ -103,7 +105,8 @@ def merge_by_due_time(
     Args:
         weights: int64 `[sources]`, summing to `WEIGHT_SCALE`; sources of weight 0 are never drawn.
         credit: int64 `[sources]`, what each source is owed, in units x `WEIGHT_SCALE`.
-        units_ahead: for each source the units (at least 1 each) of its next samples; below 2**37 in all.
+        units_ahead: for each source the units (at least 1 each) of its next samples; below `MOST_UNITS`
+            in all.
         ended: whether the samples ahead are the last ones of the source.
         exhausted: None: the first source that is due and has no sample left ends the stream. Else bool
             `[sources]`, those without samples whose weight the others have; a source that is due and has

@@ -5,7 +5,6 @@ Decisions are made in integers, so that every machine finds the same parts.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -20,11 +19,16 @@ from msdata_jax.planning.list_scheduling import (
     list_schedule,
     sums,
 )
-from msdata_jax.planning.refinement import refine as refined
+from msdata_jax.planning.refinement import SEARCHES
+from msdata_jax.planning.refinement import refine as refine_one
+from msdata_jax.planning.vector_refinement import refine_two
 from msdata_jax.planning.vector_scheduling import falling_order, shares, vector_schedule
 
 Method = Literal["lpt", "karmarkar_karp", "snake", "none"]
 METHODS: tuple[Method, ...] = ("lpt", "karmarkar_karp", "snake", "none")
+
+EIGHTHS = (8, 7, 0)
+"""What shares of all objectives but the heaviest count, in turn, until the parts are nearly even."""
 
 
 def partition(  # noqa: PLR0913
@@ -34,7 +38,7 @@ def partition(  # noqa: PLR0913
     *,
     equal_counts: bool = False,
     refine: bool = False,
-    searches: int | None = None,
+    searches: int = SEARCHES,
     sizes: np.ndarray | None = None,
     cap: int | None = None,
     together: np.ndarray | None = None,
@@ -47,8 +51,10 @@ def partition(  # noqa: PLR0913
     cost, to and fro. `none` cuts the items as they come into stretches of even count. Items of no cost are
     dealt in turn where counts are free.
 
-    With several objectives, `lpt` keeps the largest of a part's shares of the totals small, and the result
-    is compared by the sum of each objective's dearest part, as a share of its total.
+    Several objectives are phases with a barrier after each, in one unit: what counts is the sum of each
+    objective's dearest part. `lpt` keeps the largest of a part's shares of the totals small. Where not all
+    objectives can be even at once, a percent of the heaviest costs the most: so, until the parts are nearly
+    even, `lpt` is tried again with shares of the others that count less, at last nothing (`EIGHTHS`).
 
     No result is dearer than that of `none`, which is returned where it would be (and keeps the cap).
 
@@ -61,8 +67,9 @@ def partition(  # noqa: PLR0913
         num_parts: parts, at least 1.
         method: one of `METHODS`.
         equal_counts: every part gets the same number of items, which must divide.
-        refine: exchange items afterwards while that lowers the dearest part (one objective only).
-        searches: bound of that work: pairs of parts to look at; None for 8 for each part.
+        refine: exchange items afterwards while that lowers the dearest part, or the sum of the dearest parts
+            of two objectives; not with more.
+        searches: bound of that work: pairs of parts to look at one after the other.
         sizes: integers `[items]`, each at least 0, with `cap`; for `lpt` and `none`, counts free.
         cap: the total size of a part stays at most this.
         together: integers `[items]`; items of equal number stay in one part. Counts free.
@@ -157,15 +164,18 @@ class _Items:
             return True
         return int(sums(self.sizes, part, self.num_parts).max()) <= self.cap
 
-    def makespan(self, part: np.ndarray) -> Fraction:
-        """Each objective's dearest part as a share of its total, summed."""
-        totals, dearest = self.costs.sum(axis=1), loads(self.costs, part, self.num_parts).max(axis=1)
-        return sum(
-            (Fraction(d, t) for d, t in zip(dearest.tolist(), totals.tolist(), strict=True) if t), Fraction(0)
-        )
+    def makespan(self, part: np.ndarray) -> int:
+        """Each objective's dearest part, summed."""
+        return sum(loads(self.costs, part, self.num_parts).max(axis=1).tolist())
+
+    @property
+    def even(self) -> int:
+        """A makespan that no partition is below: each objective's mean part, or its dearest item."""
+        dearest, totals = self.costs.max(axis=1, initial=0).tolist(), self.costs.sum(axis=1).tolist()
+        return sum(max(d, -(-t // self.num_parts)) for d, t in zip(dearest, totals, strict=True))
 
 
-def _partition(items: _Items, method: Method, refine: bool, searches: int | None) -> np.ndarray:
+def _partition(items: _Items, method: Method, refine: bool, searches: int) -> np.ndarray:
     stretches = items.in_stretches
     part = stretches if method == "none" else _scheduled(items, method)
     if not items.keeps_cap(part):
@@ -174,26 +184,51 @@ def _partition(items: _Items, method: Method, refine: bool, searches: int | None
             f"parts; choose method 'lpt', or a larger cap"
         )
     if refine:
-        unsized = np.zeros(items.count, dtype=np.int64)
-        part = refined(
-            items.costs[0],
-            part,
-            items.num_parts,
-            move=not items.equal_counts,
-            sizes=unsized if items.sizes is None else items.sizes,
-            cap=items.cap or 0,
-            searches=searches,
-        )
+        part = _refined(items, part, searches)
     worse = items.makespan(part) > items.makespan(stretches)
     return stretches if worse and items.keeps_cap(stretches) else part
 
 
+def _refined(items: _Items, part: np.ndarray, searches: int) -> np.ndarray:
+    one = len(items.costs) == 1
+    return (refine_one if one else refine_two)(
+        items.costs[0] if one else items.costs,
+        part,
+        items.num_parts,
+        move=not items.equal_counts,
+        sizes=np.zeros(items.count, dtype=np.int64) if items.sizes is None else items.sizes,
+        cap=items.cap or 0,
+        searches=searches,
+    )
+
+
 def _scheduled(items: _Items, method: Method) -> np.ndarray:
-    comparable = items.costs if len(items.costs) == 1 else shares(items.costs)
-    if len(comparable) == 1 and items.sizes is None:
-        order = dearest_first(comparable[0])
-    else:
-        order = falling_order(comparable, items.sizes)
+    if len(items.costs) > 1:
+        return _of_several(items, method)
+    costs, sizes = items.costs, items.sizes
+    order = dearest_first(costs[0]) if sizes is None else falling_order(costs, sizes)
+    return _by_order(items, method, costs, order)
+
+
+def _of_several(items: _Items, method: Method) -> np.ndarray:
+    """The best of several weights of all objectives but the heaviest; under a cap, of the plain ones."""
+    comparable = shares(items.costs)
+    falling = falling_order(comparable, items.sizes)
+    lighter = np.arange(len(comparable)) != items.costs.sum(axis=1).argmax()
+    best, least = np.empty(0, dtype=np.int64), -1
+    for eighths in EIGHTHS if items.sizes is None else EIGHTHS[:1]:
+        weighted = np.where(lighter[:, None], comparable * eighths >> 3, comparable)
+        order = falling[np.argsort(-weighted[:, falling].sum(axis=0), kind="stable")]
+        part = _by_order(items, method, weighted, order)
+        makespan = items.makespan(part)
+        if least < 0 or makespan < least:
+            best, least = part, makespan
+        if least <= items.even + (items.even >> 7):
+            break
+    return best
+
+
+def _by_order(items: _Items, method: Method, comparable: np.ndarray, order: np.ndarray) -> np.ndarray:
     part = np.empty(items.count, dtype=np.int64)
     part[order] = _in_order(items, method, comparable[:, order], order)
     return part
@@ -202,6 +237,8 @@ def _scheduled(items: _Items, method: Method) -> np.ndarray:
 def _in_order(items: _Items, method: Method, costs: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Parts of the items in falling order."""
     num_parts = items.num_parts
+    if len(costs) > 1:  # an objective of no cost has no say
+        costs = costs[costs.any(axis=1)] if costs.any() else costs[:1]
     if items.sizes is not None:
         part = capped_schedule(costs, num_parts, items.sizes[order], items.cap or 0)
         if part is None:
@@ -288,11 +325,10 @@ def _refused(items: _Items, method: Method, refine: bool, together: bool) -> Ite
         yield "equal_counts does not go with together, sizes and cap; drop the one or the others"
     if items.sizes is not None and method not in ("lpt", "none"):
         yield f"method {method!r} cannot keep a cap; choose 'lpt'"
-    if len(items.costs) > 1 and (refine or method == "karmarkar_karp"):
-        yield (
-            f"method {method!r} with refine={refine} knows one objective, got {len(items.costs)}; "
-            f"choose 'lpt' without refine, or add the objectives up"
-        )
+    if len(items.costs) > 1 and method == "karmarkar_karp":
+        yield f"method {method!r} knows one objective, got {len(items.costs)}; choose 'lpt', or add them up"
+    if len(items.costs) > 2 and refine:
+        yield f"refine knows one objective or two, got {len(items.costs)}; drop refine, or add some up"
 
 
 def _broken_caps(items: _Items) -> Iterator[str]:

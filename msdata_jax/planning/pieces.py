@@ -16,11 +16,13 @@ class Pieces:
         infos: SampleInfo records `[pieces]`, of the whole sample.
         start: int64 `[pieces]`, first token of the sample that is used.
         length: int64 `[pieces]`, tokens that are used, at least 1.
+        unit: int64 `[pieces]`, equal for carried ones that stay together; -1 for those drawn since.
     """
 
     infos: np.ndarray
     start: np.ndarray
     length: np.ndarray
+    unit: np.ndarray
 
     def __len__(self) -> int:
         """Number of pieces."""
@@ -29,7 +31,12 @@ class Pieces:
     def take(self, which: np.ndarray) -> "Pieces":
         """Those at an index or mask."""
         which = np.flatnonzero(which) if which.dtype == bool else which
-        return Pieces(infos=self.infos.take(which), start=self.start[which], length=self.length[which])
+        return Pieces(
+            infos=self.infos.take(which),
+            start=self.start[which],
+            length=self.length[which],
+            unit=self.unit[which],
+        )
 
     def used_infos(self) -> np.ndarray:
         """SampleInfo records with `tokens` cut to what is used, for the cost functions."""
@@ -43,7 +50,7 @@ class Pieces:
 def no_pieces(dtype: np.dtype) -> Pieces:
     """Pieces of nothing."""
     nothing = np.empty(0, dtype=np.int64)
-    return Pieces(infos=np.empty(0, dtype=dtype), start=nothing, length=nothing)
+    return Pieces(infos=np.empty(0, dtype=dtype), start=nothing, length=nothing, unit=nothing)
 
 
 def join(parts: Sequence[Pieces]) -> Pieces:
@@ -52,6 +59,7 @@ def join(parts: Sequence[Pieces]) -> Pieces:
         infos=join_records([part.infos for part in parts]),
         start=np.concatenate([part.start for part in parts]),
         length=np.concatenate([part.length for part in parts]),
+        unit=np.concatenate([part.unit for part in parts]),
     )
 
 
@@ -87,6 +95,9 @@ def cut(pack: Pack, tokens: np.ndarray, patches: np.ndarray) -> tuple[np.ndarray
 def gather(pack: Pack, pool: Pieces) -> np.ndarray:
     """Which pieces stay together: consecutive ones of a source that agree in the column `pack.together`.
 
+    What was drawn between two carried pieces may have its row already: whether those are consecutive is known
+    from when they were drawn. The last one drawn of each source is always there.
+
     Returns:
         int64 `[pieces]`: the unit of each, numbered by its first piece in the pool.
     """
@@ -94,8 +105,10 @@ def gather(pack: Pack, pool: Pieces) -> np.ndarray:
         return np.arange(len(pool))
     by_source = np.argsort(pool.infos["source"], kind="stable")
     source, value = pool.infos["source"][by_source], pool.infos[pack.together][by_source]
+    before = pool.unit[by_source]
+    other = np.where(before[1:] < 0, value[1:] != value[:-1], before[1:] != before[:-1])
     begins = np.ones(len(pool), dtype=bool)
-    begins[1:] = (source[1:] != source[:-1]) | (value[1:] != value[:-1])
+    begins[1:] = (source[1:] != source[:-1]) | other
     run_of_piece = np.empty(len(pool), dtype=np.int64)
     run_of_piece[by_source] = np.cumsum(begins) - 1
     _, first, unit = np.unique(run_of_piece, return_index=True, return_inverse=True)

@@ -50,7 +50,7 @@ def carry_state(
     """The state to go on with when sources or mixture changed, and what changed, in words.
 
     Each source goes on behind its last sample, new ones begin at their first; samples of removed sources that
-    were carried are left out. Where nothing changed, the state is the same.
+    were carried are left out. Where nothing changed, the state is the same; else data that had ended go on.
 
     Args:
         state: where the stream stood.
@@ -96,6 +96,7 @@ def carry_state(
         last_position=follow(state.last_position, first=-1),
         last_part=follow(state.last_part, first=-1),
         carry=carry,
+        ended=state.ended and not changes,
     )
     return carried, changes
 

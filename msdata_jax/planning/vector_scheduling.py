@@ -6,14 +6,12 @@ that each item has; an item goes where the largest of a part's shares stays smal
 
 import numpy as np
 
-from msdata_jax.planning.list_scheduling import NEVER, SHORT_ROUND
+from msdata_jax.planning.list_scheduling import NEVER
 
-SHARE_BITS = 40
-EXACT_ITEMS = 8192
-"""Up to so many items, each looks at all parts."""
-EXACT_FIRST, EXACT_LAST = 4, 16
-"""Of more, so many a part do of the dearest, and of the lightest, which level what the rounds left."""
-BLOCKS = 4
+FEWEST_PARTS = 16
+"""Parts from which on two objectives are dealt in rounds; with fewer, rounds are too short to pay."""
+FEW_A_PART, EXACT_ITEMS = 8, 2048
+"""Up to so many items a part, and in all, are dealt one by one all the same: rounds match them less well."""
 
 
 def shares(costs: np.ndarray) -> np.ndarray:
@@ -84,10 +82,7 @@ def one_by_one(
 
 
 def vector_schedule(costs: np.ndarray, num_parts: int, limit: int | None = None) -> np.ndarray:
-    """List scheduling of several objectives.
-
-    Exact for up to `EXACT_ITEMS` items. Of more, with two objectives, those between the dearest and the
-    lightest are dealt in rounds (see `_rounds`).
+    """List scheduling of several objectives: of two and many items in rounds (see `_round`), else one by one.
 
     Args:
         costs: int64 `[objectives, items]` in `shares`, in `falling_order`.
@@ -100,44 +95,38 @@ def vector_schedule(costs: np.ndarray, num_parts: int, limit: int | None = None)
     count = costs.shape[1]
     loads = np.zeros((len(costs), num_parts), dtype=np.int64)
     left = np.full(num_parts, count if limit is None else limit, dtype=np.int64)
-    room, sizes = np.zeros(num_parts, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    few = count <= min(FEW_A_PART * num_parts, EXACT_ITEMS)
+    if len(costs) != 2 or num_parts < FEWEST_PARTS or few:
+        room, sizes = np.zeros(num_parts, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        return one_by_one(costs, loads, left, sizes, room)
     part = np.empty(count, dtype=np.int64)
-    done = count if count <= EXACT_ITEMS or len(costs) != 2 else min(count, EXACT_FIRST * num_parts)
-    part[:done] = one_by_one(costs[:, :done], loads, left, sizes[:done], room)
-    dealt = _rounds(costs[:, done : max(done, count - EXACT_LAST * num_parts)], loads, left)
-    part[done : done + len(dealt)] = dealt
-    done += len(dealt)
-    part[done:] = one_by_one(costs[:, done:], loads, left, sizes[done:], room)
+    done = 0
+    while done < count:
+        dealt = _round(costs[:, done:], loads, left)
+        part[done : done + len(dealt)] = dealt
+        done += len(dealt)
     return part
 
 
-def _rounds(costs: np.ndarray, loads: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Parts of the next items of two objectives, one item a part and round, while enough parts can take one.
+def _round(costs: np.ndarray, loads: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Parts of the next items of two objectives, one item to each part that takes part in the round.
 
-    Parts far above the mean wait. Items of a round, which cost about the same in sum, go in `BLOCKS` to parts
-    of about the same load: those with most of the first objective to the parts that lack most of it.
+    Those are the parts that list scheduling would soon come to: they are, by their larger load, less than an
+    item above the lowest, or among the lowest quarter. As the items of a round cost about the same in sum,
+    they can be matched: the one with most of the first objective goes to the part that lacks most of it.
+    Seen together, items find better parts than one by one.
     """
-    num_parts = loads.shape[1]
-    level = mean = (1 << SHARE_BITS) // num_parts
-    enough = max(SHORT_ROUND, num_parts // 8)
-    dealt = [np.empty(0, dtype=np.int64)]
-    done, count = 0, costs.shape[1]
-    while done < count and np.count_nonzero(left) >= enough:
-        open_parts = np.flatnonzero(loads.max(axis=0) < level)
-        if len(open_parts) < enough:
-            level += mean // 16 + 1
-            continue
-        held = loads[:, open_parts]
-        by_sum = np.argsort(held.sum(axis=0), kind="stable")[: count - done]
-        items = costs[:, done : done + len(by_sum)]
-        block = np.arange(len(by_sum)) // -(-len(by_sum) // BLOCKS)
-        takers = open_parts[by_sum[np.lexsort(((held[0] - held[1])[by_sum], block))]]
-        given = np.lexsort((items[1] - items[0], block))
-        chosen = np.empty(len(by_sum), dtype=np.int64)
-        chosen[given] = takers
-        loads[:, chosen] += items
-        left[chosen] -= 1
-        loads[:, chosen[left[chosen] == 0]] = NEVER
-        dealt.append(chosen)
-        done += len(chosen)
-    return np.concatenate(dealt)
+    larger = np.maximum(*loads)  # `NEVER` where a part is full
+    by_load = np.argsort(larger, kind="stable")
+    rising = larger[by_load]
+    lowest_quarter = min(max(1, len(left) // 4), int(np.count_nonzero(left)))
+    level = max(int(rising[0] + costs[:, 0].max()), int(rising[lowest_quarter - 1]))
+    takers = by_load[: min(int(np.searchsorted(rising, level, side="right")), costs.shape[1])]
+    items = costs[:, : len(takers)]
+    by_lack = takers[np.argsort(loads[0, takers] - loads[1, takers], kind="stable")]
+    part = np.empty(len(takers), dtype=np.int64)
+    part[np.argsort(items[1] - items[0], kind="stable")] = by_lack
+    loads[:, part] += items
+    left[part] -= 1
+    loads[:, part[left[part] == 0]] = NEVER
+    return part

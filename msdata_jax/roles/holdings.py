@@ -39,9 +39,7 @@ class Holdings:
 
     def owners(self, infos: np.ndarray) -> np.ndarray:
         """int64 `[samples]`: the loader that holds each sample of SampleInfo records."""
-        sizes = self._block_sizes[infos["source"]]
-        blocks = np.stack([infos["source"], infos["position"] // sizes * sizes], axis=1)
-        pairs, inverse = np.unique(blocks, axis=0, return_inverse=True)
+        pairs, inverse = np.unique(self._blocks(infos), axis=0, return_inverse=True)
         owners = np.array([self._owner[source, start] for source, start in pairs.tolist()], dtype=np.int64)
         return owners[inverse.reshape(-1)]
 
@@ -57,7 +55,18 @@ class Holdings:
         for done in [each for each in self._step_bytes if each <= step]:
             self._held_bytes.subtract(self._step_bytes.pop(done))
 
-    def forget_before(self, positions: np.ndarray) -> None:
-        """No sample before `positions` int64 `[sources]` will be asked for again."""
+    def forget_before(self, positions: np.ndarray, waiting: Sequence[np.ndarray]) -> None:
+        """No sample before `positions` int64 `[sources]` will be asked for again, but for those `waiting`."""
         first = positions // self._block_sizes * self._block_sizes
-        self._owner = {block: loader for block, loader in self._owner.items() if block[1] >= first[block[0]]}
+        blocks = np.concatenate([np.empty((0, 2), dtype=np.int64), *map(self._blocks, waiting)])
+        wanted = {(source, start) for source, start in np.unique(blocks, axis=0).tolist()}
+        self._owner = {
+            block: loader
+            for block, loader in self._owner.items()
+            if block[1] >= first[block[0]] or block in wanted
+        }
+
+    def _blocks(self, infos: np.ndarray) -> np.ndarray:
+        """int64 `[samples, 2]`: source and first position of the block that each sample is in."""
+        sizes = self._block_sizes[infos["source"]]
+        return np.stack([infos["source"], infos["position"] // sizes * sizes], axis=1)

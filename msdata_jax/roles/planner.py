@@ -258,20 +258,16 @@ class Planner:
 
     def _forget_blocks(self) -> None:
         """Forget who holds the blocks from which nothing can be asked any more."""
-        oldest = self._state.last_position.copy()
-        for infos in self._state.composed_ahead():
-            np.minimum.at(oldest, infos["source"], infos["position"])
-        self._holdings.forget_before(oldest)
+        self._holdings.forget_before(self._state.last_position, self._state.composed_ahead())
 
     def _lease(self) -> Sequence[Effect]:
         """Lease blocks so that each source is known `steps_ahead` steps of its demand ahead."""
         if self._ended or self._left or not self._streams:
             return []
         effects: list[Effect] = []
-        weights = self._graph.mixture.weights_at(self._state.step, self._names)  # pyright: ignore[reportOptionalMemberAccess]
         # A full loader gets more only where no step is under way whose release would make room.
         nothing_to_release = self._state.step <= min(self._delivered.values()) + 1
-        for source in np.flatnonzero(weights).tolist():
+        for source in self._sources_to_read():
             stream = self._streams[source]
             needed = max(1.0, (1 + self._steps_ahead) * float(self._demand[source]))
             while True:
@@ -287,6 +283,21 @@ class Planner:
                     Send(rank=loader, message=m.Lease(source=source, start=lease[0], stop=lease[1]))
                 )
         return effects
+
+    def _sources_to_read(self) -> list[int]:
+        """Those with a share of the step that is composed next.
+
+        None where all steps that are wanted are composed, or where a function gives that step no proper
+        weights: `compose` says so when it comes to it.
+        """
+        step = self._state.next_composed
+        if self._num_steps is not None and step >= self._num_steps and not self._state.gathered:
+            return []
+        try:
+            weights = self._graph.mixture.weights_at(step, self._names)  # pyright: ignore[reportOptionalMemberAccess]
+        except RecipeError:
+            return []
+        return np.flatnonzero(weights).tolist()
 
     def _loader_for(self, source: int, *, urgent: bool) -> int | None:
         """The loader of `source` that holds least; None when all are full and nothing waits for it."""

@@ -141,7 +141,8 @@ def _check_places(name: str, axes: Axes, graph: DGraph, tree: ClientPlaceTree) -
     if spread.context_layout != "contiguous" and axes_tuple(axes) != tree.axes(spread.context_axis):
         raise RecipeError(
             f"distribute(context_axis={spread.context_axis!r}, context_layout={spread.context_layout!r}) "
-            f"orders the places for that axis; specs[{name!r}] cuts them along {axes!r}"
+            f"orders the places for that axis; specs[{name!r}] cuts them along {axes!r}: cut them along "
+            f"{spread.context_axis!r}, or leave specs[{name!r}] out"
         )
 
 
@@ -155,5 +156,6 @@ def _check_strategy(row_axes: Axes, graph: DGraph, tree: ClientPlaceTree) -> Non
     broadcast = set(tree.axes(tree.broadcast_axes)) & set(axes_tuple(row_axes))
     if broadcast:
         raise RecipeError(
-            f"broadcast_at{tree.broadcast_axes} repeats rows along axes that cut them: {sorted(broadcast)}"
+            f"broadcast_at{tree.broadcast_axes} repeats rows along axes that cut them: {sorted(broadcast)}; "
+            "name axes along which rows are the same, such as that of tensor parallelism"
         )

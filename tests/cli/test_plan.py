@@ -51,7 +51,7 @@ def test_a_mesh_from_its_text() -> None:
 @pytest.mark.parametrize(
     ("text", "processes", "message"),
     [
-        ("dp", 1, r"such as dp=8,tp=4; 'dp' in 'dp' is none"),
+        ("dp", 1, r"such as dp=8,tp=4; 'dp' in 'dp' does not"),
         ("dp=0", 1, r"at least 1.*'dp=0'"),
         ("dp=2,tp=-1", 1, r"'tp=-1' in 'dp=2,tp=-1'"),
         ("dp=2,=3", 1, r"'=3'"),

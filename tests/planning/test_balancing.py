@@ -1,4 +1,3 @@
-from dataclasses import replace
 from functools import cache
 from itertools import permutations
 
@@ -57,16 +56,14 @@ def plain_balance(row_costs, num_groups, rules):
         return plain_slots(total, num_groups, rules)
     one_cost = rules.objective != "step" or not any(total)
     phases = [total] if one_cost else [line for line in phases if any(line)]
-    weightings = [phases, phases[:1]]
-    rules = replace(rules, refine=rules.refine and len(phases) == 1)
+    weights = phases
     if rules.objective == "pipeline":
         mean = sum(total) // (num_groups * rules.microbatches)
-        weights = list(total)
+        line = list(total)
         for row in sorted(rows, key=lambda r: (-total[r], r))[:num_groups]:
-            weights[row] += (rules.pipeline_stages - 1) * max(0, total[row] - mean)
-        weightings = [[weights]]
-    tried = [plain_groups(rows, weights, num_groups, rules) for weights in weightings]
-    groups = min(tried, key=lambda g: sum(max(sum(line[r] for r in rows) for rows in g) for line in phases))
+            line[row] += (rules.pipeline_stages - 1) * max(0, total[row] - mean)
+        weights = [line]
+    groups = plain_groups(rows, weights, num_groups, rules)
     dealt = []
     for group in groups:
         microbatches = plain_lpt(group, total, rules.microbatches)
@@ -347,6 +344,25 @@ def test_each_objective_is_served_best_by_its_own_rules(name, rows_of_one):
     for objective in OBJECTIVES:
         values = {each: objective_value(costs, dealt[each], 32, rules[objective]) for each in OBJECTIVES}
         assert values[objective] == min(values.values()), (objective, values)
+
+
+@pytest.mark.parametrize(("num_groups", "rows_of_one", "limit"), [(16, 32, 1.02), (64, 16, 1.03)])
+def test_refining_two_phases_brings_both_near_their_means(num_groups, rows_of_one, limit):
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        tokens = rng.lognormal(7, 0.7, num_groups * rows_of_one)
+        patches = np.where(
+            rng.random(len(tokens)) < 0.4, 0, np.minimum(4 * rng.lognormal(6, 0.8, len(tokens)), tokens)
+        )
+        costs = np.stack([100 * tokens + tokens**2 / 500, 40 * patches]).astype(np.int64)
+        values = []
+        for refine in (False, True):
+            rules = Balance(refine=refine)
+            order = balance(costs, num_groups, rules).order
+            values.append(objective_value(costs, order, num_groups, rules))
+        even = sum(max(-(-int(each.sum()) // num_groups), int(each.max())) for each in costs)
+        assert values[1] <= values[0]
+        assert values[1] / even <= limit, (seed, values, even)
 
 
 # --- the pipeline, simulated ----------------------------------------------------------------------------

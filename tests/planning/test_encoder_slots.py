@@ -68,6 +68,20 @@ def test_a_step_that_does_not_fit_names_the_way_out():
         graph.place(planned([8, 8, 8, 0], graph), tree)
 
 
+def test_slots_that_hold_no_full_sample_are_refused():
+    with pytest.raises(RecipeError, match=r"patches_per_slot=7\) cannot hold .*patches_per_row=8\)"):
+        pictures(4, patches_per_slot=7).check_mesh(make_tree(dp=2))
+
+
+def test_a_cut_sample_costs_the_encoder_what_is_used():
+    infos = make_infos(0, [100, 5, 4, 3], [2] * 4)
+    graph = DGraph().mix({"a": 1}).pad(seq_len=5, rows=4, patches_per_row=4, oversize="truncate")
+    graph = graph.cost(encoder=costs.column("tokens")).distribute("dp", encoder_axis="dp")
+    plan = graph.compose(initial_state(1), ("a",), [infos], [False]).plan
+    slot = graph.place(plan, make_tree(dp=2)).slot
+    assert sorted(np.bincount(slot, plan.length)) == [8, 9]
+
+
 @given(st.data(), st.integers(1, 6), st.integers(1, 8), st.integers(1, 5))
 def test_there_is_always_enough(data, num_rows, patches_per_row, num_slots):
     """Whatever the images, dealing the largest to the emptiest slot never needs more."""

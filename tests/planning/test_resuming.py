@@ -1,3 +1,4 @@
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -53,6 +54,14 @@ def stopped(names="abc", steps=3):
         streams = [infos[n:] for infos, n in zip(streams, composed.drawn.tolist(), strict=True)]
     assert len(state.carry) > 2
     return graph, state, streams
+
+
+def test_data_that_ended_go_on_only_where_something_changed():
+    _, state, _ = stopped()
+    state, mixture = replace(state, ended=True), DGraph().mix({"a": 1, "b": 1, "c": 1}).mixture
+    other = DGraph().mix({"a": 2, "b": 1, "c": 1}).mixture
+    assert carry_state(state, "abc", mixture, "abc", mixture)[0].ended
+    assert not carry_state(state, "abc", mixture, "abc", other)[0].ended
 
 
 def test_nothing_changes_where_nothing_changed():

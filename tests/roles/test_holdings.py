@@ -39,7 +39,10 @@ def test_owners_are_found_by_block():
 
 def test_forgets_blocks_that_are_done():
     holdings = Holdings([8, 4])
-    for source, start in ((0, 0), (0, 8), (0, 16), (1, 0), (1, 4)):
+    for source, start in ((0, 0), (0, 8), (0, 16), (0, 24), (1, 0), (1, 4)):
         holdings.lease(1, source, start)
-    holdings.forget_before(np.array([15, -1]))
-    assert sorted(holdings._owner) == [(0, 8), (0, 16), (1, 0), (1, 4)]
+    waiting = [make_infos(0, [1] * 2, positions=[1, 30]), make_infos(1, [])]
+    holdings.forget_before(np.array([23, -1]), waiting)  # one that waits does not hold the blocks behind it
+    assert sorted(holdings._owner) == [(0, 0), (0, 16), (0, 24), (1, 0), (1, 4)]
+    holdings.forget_before(np.array([23, 5]), [])
+    assert sorted(holdings._owner) == [(0, 16), (0, 24), (1, 4)]

@@ -393,6 +393,39 @@ def test_num_steps_ends_the_data(num_steps):
     assert ends(job) == [(3, num_steps, "")]
 
 
+def test_a_source_whose_share_begins_inside_a_window_is_read():
+    graph = DGraph().mix([(0, {"a": 1, "b": 0}), (2, {"a": 0, "b": 1})]).pack(seq_len=8, rows=2)
+    job = start_job(make_recipe(graph=graph.regroup(steps=4)))
+    job.run()
+    for step in range(4):
+        job.deliver(step)
+        job.run()
+    shares = np.sum([step.source_samples for step in job.steps()[:4]], axis=0)
+    assert shares.tolist() == [10, 6]  # a row more is drawn than is delivered
+
+
+def test_a_schedule_is_not_asked_for_steps_behind_the_last():
+    weights = [{"a": 1, "b": 1}] * 5
+    graph = DGraph().mix(lambda step: weights[step]).pack(seq_len=8, rows=2)
+    job = start_job(make_recipe(graph=graph), num_steps=5)
+    for step in range(5):
+        job.run()
+        job.deliver(step)
+    assert [end.step for _, end in job.messages(m.EndOfData)] == [5]
+
+
+def test_wrong_weights_end_the_data_at_their_step():
+    graph = DGraph().mix(lambda step: {"a": 1 if step < 5 else -1, "b": 1}).pack(seq_len=8, rows=2)
+    job = start_job(make_recipe(graph=graph))
+    for step in range(5):
+        job.run()
+        job.deliver(step)
+    assert [step.step for step in job.steps()] == [0, 1, 2, 3, 4]
+    ((_, end),) = job.messages(m.EndOfData)
+    assert end.step == 5
+    assert "at step 5 got {'a': -1}" in end.error
+
+
 def test_stop_ends_the_data_where_a_source_is_exhausted():
     recipe = make_recipe(on_exhausted="stop")
     job = Job(recipe, make_placement())
