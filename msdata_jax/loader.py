@@ -101,7 +101,8 @@ class DataLoader:
             buffer_bytes_per_loader=buffer_bytes_per_loader,
         )
         factors = graph.losses.sources
-        loss_factors = [factors.get(name, 1.0) for name in recipe.source_names] if factors else None
+        names = recipe.source_names
+        loss_factors = [factors.get(name, 1.0) for name in names] if factors else None
         self._job = job
         self._local: LocalJob | None = None
         self._step_seconds = step_seconds
@@ -114,13 +115,17 @@ class DataLoader:
                 threads_per_loader=threads_per_loader,
                 plan_log=PlanLogWriter(Path(plan_log), recipe) if plan_log else None,
             )
-            role = DataConstructor(local.placement, forms, join, process_figures, loss_factors)
+            role = DataConstructor(
+                local.placement, forms, join, process_figures, loss_factors, recipe.source_names
+            )
             self._side = TrainerSide(role, local.endpoint, emit, exit_on_failure=False)
             self._local = local
             # Whoever drops a DataLoader, or ends the program, leaves no thread behind.
             weakref.finalize(self, _abandon, self._side, local)
         else:
-            role = DataConstructor(job.placement, forms, join, process_figures, loss_factors)
+            role = DataConstructor(
+                job.placement, forms, join, process_figures, loss_factors, recipe.source_names
+            )
             self._side = TrainerSide(role, job.mpi.endpoint, emit, exit_on_failure=True)
             job.on_failure = self._side.fail
 

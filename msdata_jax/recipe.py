@@ -60,6 +60,11 @@ class Source:
             raise RecipeError(
                 f"columns {self.columns} are named but measure is None; give the function that fills them"
             )
+        if self.measure is not None and not self.columns:
+            raise RecipeError(
+                f"measure={getattr(self.measure, '__name__', self.measure)!r} is given but columns is empty; "
+                "name the columns that it returns"
+            )
 
 
 class Strategy(Protocol):

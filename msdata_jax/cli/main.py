@@ -18,6 +18,8 @@ _COMMANDS = {
 }
 _MODULES = {"inspect": "inspect_log"}
 """Modules not called like their command: a script of that folder would import ours in place of Python's."""
+_WITHOUT_JAX = ("launch", "serve", "plan", "inspect")
+"""Commands that load a recipe as a data rank does."""
 
 
 class _LazyGroup(click.Group):
@@ -39,7 +41,8 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="msdata-jax", prog_name="msdata")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """A multi-source data layer for JAX training over MPI.
 
     \b
@@ -49,6 +52,11 @@ def cli() -> None:
     Exit status: 0 all went well; 1 the job failed, or doctor found trouble; 2 a wrong call or recipe;
     130 interrupted.
     """
+    # Here, where the process is known to be this command's alone: the block cannot be undone.
+    if ctx.invoked_subcommand in _WITHOUT_JAX:
+        from msdata_jax.sources.without_jax import block_jax
+
+        block_jax()
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ that the steps up to this one are delivered. The bytes of a step are the length 
 import os
 import re
 import struct
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -157,16 +158,29 @@ class PlanLogWriter:
             raise self._failure(error) from error
 
     def _failure(self, error: OSError) -> PlanError:
-        return PlanError(
-            f"the plan log {self._path} cannot be written: {error.strerror}; name another file or leave the "
-            "plan log out"
-        )
+        return PlanError(_not_written(self._path, error.strerror))
 
 
 def check_new(path: Path) -> None:
-    """Raise PlanError where a file is there already: a log is of one run, and is never overwritten."""
+    """Raise PlanError where a file is there already (a log is of one run), or none could be made."""
     if path.exists():
         raise PlanError(f"a plan log is a new file; {path} is there already: name another, or remove it")
+    trouble = why_no_file(path)
+    if trouble:
+        raise PlanError(_not_written(path, trouble))
+
+
+def why_no_file(path: Path) -> str:
+    """Why the folder of `path` takes no new file, found out by making one without a name; empty if it does."""
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _not_written(path: Path, reason: str) -> str:
+    return f"the plan log {path} cannot be written: {reason}; name another file or leave the plan log out"
 
 
 @dataclass(frozen=True)

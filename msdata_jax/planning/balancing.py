@@ -18,9 +18,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from msdata_jax.errors import RecipeError
-from msdata_jax.planning.list_scheduling import dearest_first
 from msdata_jax.planning.partitioning import METHODS, Method, partition
-from msdata_jax.planning.vector_scheduling import falling_order
+from msdata_jax.planning.partitioning.list_scheduling import dearest_first
+from msdata_jax.planning.partitioning.vector_scheduling import falling_order
 
 Objective = Literal["step", "pipeline", "microbatch"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -107,6 +107,11 @@ def balance(row_costs: np.ndarray, num_groups: int, rules: Balance) -> Balanced:
         RecipeError: rows do not divide by `num_groups * microbatches`, or groups by `group_size`.
     """
     costs = _phases(row_costs, rules)
+    if rules.objective == "pipeline" and int(costs.sum()) * rules.pipeline_stages >= 2**62:
+        raise RecipeError(
+            f"costs of {int(costs.sum())} in all times {rules.pipeline_stages} stages leave int64; "
+            "count them in a larger unit"
+        )
     kept = np.arange(costs.shape[1], dtype=np.int64)
     _check_counts(len(kept), num_groups, rules)
     if rules.method == "none":

@@ -6,11 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from msdata_jax.errors import BadSampleError, RecipeError
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.merging import MOST_UNITS, Draws, merge_by_due_time
+from msdata_jax.planning.merging import Draws, merge_by_due_time
 from msdata_jax.planning.mixing import Mixture
-from msdata_jax.planning.packing import Pack, Units, assign_rows
+from msdata_jax.planning.packing import Pack, assign_rows
 from msdata_jax.planning.pieces import (
     Pieces,
     cut,
@@ -22,11 +21,14 @@ from msdata_jax.planning.pieces import (
     pieces_in_order,
     unfinished,
 )
+from msdata_jax.planning.refusals import (
+    refuse_large_units,
+    refuse_oversize,
+    refuse_to_drop_all,
+    refuse_units,
+)
 from msdata_jax.planning.regrouping import regroup
 from msdata_jax.records import info_dtype
-
-MOST_DROPPED = 1 << 16
-"""Samples in turn that may be dropped at the start of a step, where the data are endless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,7 @@ def _compose_one(
         ahead, ended = [infos[:0] for infos in ahead], [True] * len(ahead)
     draws, pieces, filled = _draw_pool(rules, state, source_names, ahead, ended)
     if filled is None or filled[1]:
-        _refuse_to_drop_all(rules, state.step, pieces[0], len(draws.source))
+        refuse_to_drop_all(rules.mixture, rules.pack, state.step, pieces[0], len(draws.source))
     if filled is None and draws.limited_by is not None:
         return NeedMore(source=draws.limited_by)
     sample, start, length = pieces
@@ -188,7 +190,7 @@ def _compose_one(
     infos = _drawn_infos(
         draws, num_draws, [known[:n] for known, n in zip(ahead, drawn.tolist(), strict=True)]
     )
-    _refuse_oversize(rules.pack, state.step, infos, source_names)
+    refuse_oversize(rules.pack, state.step, infos, source_names)
     num_pieces = int(np.searchsorted(sample, num_draws))
     sample = sample[:num_pieces]
     fresh = Pieces(
@@ -219,8 +221,8 @@ def _draw_pool(
 ) -> tuple[Draws, tuple[np.ndarray, np.ndarray, np.ndarray], tuple[int, int] | None]:
     """The draws, the pieces that they are packed in, and which bucket they fill; see `cut`, `_fill_pool`."""
     mixture, pack = rules.mixture, rules.pack
+    refuse_units(mixture.unit, ahead, source_names)
     units = [_units(infos, mixture.unit) for infos in ahead]
-    _refuse_large_counts(mixture.unit, units)
     # Most of what is known ahead is for later steps: look at about a step's worth first.
     places_ahead = sum(int(infos["tokens"].sum()) for infos in ahead)
     shape = max(pack.shapes, key=lambda each: each.rows * each.seq_len)
@@ -317,49 +319,6 @@ def _fullest_bucket(pack: Pack, lengths: np.ndarray) -> int:
     return max(range(len(fill)), key=lambda bucket: fill[bucket])
 
 
-def _refuse_to_drop_all(rules: Rules, step: int, sample: np.ndarray, num_draws: int) -> None:
-    """Raise BadSampleError where a step's first draws are all dropped: of endless data it may never be full.
-
-    Args:
-        rules: mixture and shapes.
-        step: the step.
-        sample: int64 `[pieces]`, which draw each piece is of.
-        num_draws: draws that are certain.
-    """
-    pack, num_dropped = rules.pack, int(sample[0]) if len(sample) else num_draws
-    if rules.mixture.on_exhausted == "repeat" and num_dropped >= MOST_DROPPED:
-        raise BadSampleError(
-            f"step {step}: none of {MOST_DROPPED} samples in turn fits a row of {pack.seq_len} places and "
-            f"{pack.patches_per_row} patches; make rows longer, or split or truncate samples in the sources' "
-            "transforms"
-        )
-
-
-def _refuse_oversize(pack: Pack, step: int, infos: np.ndarray, source_names: Sequence[str]) -> None:
-    if pack.oversize == "drop":
-        return
-    tokens, patches = infos["tokens"], infos["patches"]
-    too_long = (tokens > pack.seq_len) & (pack.oversize == "raise")
-    mixed = (tokens > pack.seq_len) & (pack.oversize == "split") & (patches > 0)
-    for wrong, has, bound, way_out in (
-        (too_long, "tokens", f"pack(seq_len={pack.seq_len})", "'truncate', 'split' or 'drop'"),
-        (
-            patches > pack.patches_per_row,
-            "patches",
-            f"pack(patches_per_row={pack.patches_per_row})",
-            "'drop'",
-        ),
-        (mixed, "tokens", f"pack(seq_len={pack.seq_len}), and patches, which cannot be split", "'drop'"),
-    ):
-        if wrong.any():
-            first = infos[wrong][0]
-            raise BadSampleError(
-                f"step {step}: source {source_names[first['source']]!r}, position {first['position']}, "
-                f"part {first['part']} has {first[has]} {has}, more than {bound}; "
-                f"split or truncate it in the source's transforms, or say pack(oversize={way_out})"
-            )
-
-
 def _pack(
     rules: Rules, state: StreamState, fresh: Pieces, bucket: int, *, is_last: bool
 ) -> tuple[StepPlan, Pieces]:
@@ -377,7 +336,7 @@ def _pack(
     may_go, num_carried_units = slice(None), int(unit[:num_carried].max(initial=-1)) + 1
     if pack.together is not None:
         pool = replace(pool, unit=unit)
-        _refuse_large_units(pack, state.step, units)
+        refuse_large_units(pack, state.step, units)
         may_go = is_last | ~unfinished(chosen, unit)
         num_carried_units = int(np.count_nonzero(may_go[:num_carried_units]))
     row_of_unit = np.full(len(units.length), -1, dtype=np.int64)
@@ -412,20 +371,6 @@ def _pack(
     return plan, pool.take(waits)
 
 
-def _refuse_large_units(pack: Pack, step: int, units: Units) -> None:
-    caps = (
-        ("places", units.length, pack.seq_len),
-        ("patches", units.patches, pack.patches_per_row),
-        ("samples", units.segments, pack.segments_per_row or pack.seq_len),
-    )
-    for name, size, cap in caps:
-        if size.max(initial=0) > cap:
-            raise BadSampleError(
-                f"step {step}: samples that stay together by pack(together={pack.together!r}) have "
-                f"{size.max()} {name}; a row holds {cap}: take them apart in the source's transforms"
-            )
-
-
 def _sum_by_row(values: np.ndarray, row: np.ndarray, first: np.ndarray, num_rows: int) -> np.ndarray:
     """int64 `[num_rows]`: sums of int64 `values`, whose rows are in order; exact, as float sums are not.
 
@@ -455,18 +400,6 @@ def shuffled_rows(step: int, num_rows: int) -> np.ndarray:
     number = np.empty(num_rows, dtype=np.int64)
     number[order] = np.arange(num_rows)
     return number
-
-
-def _refuse_large_counts(unit: str, units: Sequence[np.ndarray]) -> None:
-    """Raise RecipeError where the merge could leave int64."""
-    if sum(int(each.max(initial=0)) * len(each) for each in units) < MOST_UNITS:
-        return
-    total = sum(sum(each.tolist()) for each in units)
-    if total >= MOST_UNITS:
-        raise RecipeError(
-            f"mix(unit={unit!r}) is exact while the samples known ahead count less than {MOST_UNITS} "
-            f"together, got {total}; count in a larger unit"
-        )
 
 
 def _units(infos: np.ndarray, unit: str) -> np.ndarray:

@@ -335,12 +335,17 @@ def _evaluate(cost: Cost | None, infos: np.ndarray) -> np.ndarray:
         return np.zeros(len(infos), dtype=np.int64)
     try:
         costs = np.asarray(cost(infos))
-    except ValueError as error:
-        if "no field of name" not in str(error):
-            raise
+    except RecipeError:
+        raise
+    except Exception as error:
+        if "no field of name" in str(error):
+            raise RecipeError(
+                f"{_name(cost)} reads a column that no source has ({error}); there are {infos.dtype.names}; "
+                f"a source's measure adds columns"
+            ) from error
         raise RecipeError(
-            f"{_name(cost)} reads a column that no source has ({error}); there are {infos.dtype.names}; "
-            f"a source's measure adds columns"
+            f"{_name(cost)} raised {type(error).__name__}: {error}; a cost is called with SampleInfo records "
+            f"of the columns {infos.dtype.names} and works on all of them at once"
         ) from error
     if costs.shape != (len(infos),) or costs.dtype.kind not in "iu":
         raise RecipeError(

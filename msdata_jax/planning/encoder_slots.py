@@ -12,7 +12,7 @@ import numpy as np
 
 from msdata_jax.errors import RecipeError
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.partitioning import partition
+from msdata_jax.planning.partitioning import lower_bound, partition
 
 
 def always_enough(num_rows: int, patches_per_row: int, num_slots: int) -> int:
@@ -34,11 +34,12 @@ def fill_slots(plan: StepPlan, encoder_costs: np.ndarray, num_slots: int, patche
         patches_per_slot: what each holds.
 
     Raises:
-        RecipeError: the images do not fit.
+        RecipeError: the images do not fit, or costs are below 0 or sum to 2**62 or more.
     """
     with_images = np.flatnonzero(plan.samples["patches"])
     patches = plan.samples["patches"][with_images].astype(np.int64)
     slot = np.full(len(plan.samples), -1, dtype=np.int32)
+    lower_bound(encoder_costs, num_slots)  # raises for what is no cost
     try:
         slot[with_images] = partition(
             encoder_costs[with_images], num_slots, sizes=patches, cap=patches_per_slot

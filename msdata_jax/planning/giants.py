@@ -10,8 +10,8 @@ from fractions import Fraction
 import numpy as np
 
 from msdata_jax.errors import RecipeError
-from msdata_jax.planning.list_scheduling import dearest_first, list_schedule
 from msdata_jax.planning.partitioning import lower_bound
+from msdata_jax.planning.partitioning.list_scheduling import dearest_first, list_schedule
 
 OVERHEAD = Fraction(6, 100)
 

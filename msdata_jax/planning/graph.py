@@ -4,6 +4,7 @@ Nothing runs until `compose` and `place` are called, once per step, on metadata.
 step delivers and never sees the mesh; `place` decides where it goes.
 """
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from msdata_jax.errors import RecipeError
 from msdata_jax.plan import StepPlan
 from msdata_jax.planning import describing
 from msdata_jax.planning.balancing import OBJECTIVES, Balance, Objective, balance
+from msdata_jax.planning.checking import broken_on_mesh, broken_rules
 from msdata_jax.planning.composing import Composed as Composed
 from msdata_jax.planning.composing import EndOfData as EndOfData
 from msdata_jax.planning.composing import Gathered as Gathered
@@ -132,7 +134,7 @@ class DGraph:
         """
         if not callable(weights):
             schedule = [(0, weights)] if isinstance(weights, Mapping) else weights
-            weights = [(int(step), plain_weights(each)) for step, each in schedule]
+            weights = [(_whole("a schedule's step", step), plain_weights(each)) for step, each in schedule]
         inner = {name: plain_weights(each) for name, each in (groups or {}).items()}
         mixture = Mixture(
             knots=weights, unit=unit, interpolation=interpolation, on_exhausted=on_exhausted, groups=inner
@@ -177,7 +179,10 @@ class DGraph:
                 f"pack, pad and bucket take seq_len, rows and "
                 f"{sorted(set(Pack.__dataclass_fields__) - {'shapes'})}; they take no {unknown}"
             )
-        shapes = tuple(Shape(seq_len=seq_len, rows=count) for seq_len, count in sorted(rows.items()))
+        if not isinstance(rows, Mapping):
+            raise RecipeError(f"bucket() takes rows by places, as in {{512: 64, 2048: 16}}; got {rows!r}")
+        sizes = [(_whole("seq_len", seq_len), _whole("rows", count)) for seq_len, count in rows.items()]
+        shapes = tuple(Shape(seq_len=seq_len, rows=count) for seq_len, count in sorted(sizes))
         return replace(self, packing=Pack(shapes=shapes, method=method, **options))
 
     def loss(
@@ -225,7 +230,16 @@ class DGraph:
             backbone: work in the model that sees all places.
             encoder: work in the model that sees the patches.
             memory: bytes of activations; reported, not balanced.
+
+        Raises:
+            RecipeError: a cost is not callable.
         """
+        for name, cost in (("backbone", backbone), ("encoder", encoder), ("memory", memory)):
+            if cost is not None and not callable(cost):
+                raise RecipeError(
+                    f"cost({name}=...) is a formula of msdata_jax.costs or a function of SampleInfo records, "
+                    f"got {cost!r}"
+                )
         return replace(self, backbone_cost=backbone, encoder_cost=encoder, memory_cost=memory)
 
     # --- primitives that decide where it goes ----------------------------------------------------------
@@ -335,32 +349,8 @@ class DGraph:
         for cost in (self.backbone_cost, self.encoder_cost, self.memory_cost):
             check_columns(cost, columns)
         self._costs(_probe(self.packing, columns))
-        together = self.packing.together
-        if together is not None and together not in (*columns, "position"):
-            raise RecipeError(
-                f"pack(together={together!r}) names a column; there are {(*columns, 'position')}; "
-                "a source's measure adds columns"
-            )
-        unknown = sorted(set(self.losses.sources) - set(source_names))
-        if unknown:
-            raise RecipeError(
-                f"loss(sources=...) names the sources {unknown}; there are {list(source_names)}"
-            )
-        if self.distribution.encoder_axis is not None and not self.packing.patches_per_row:
-            raise RecipeError(
-                f"distribute(encoder_axis={self.distribution.encoder_axis!r}) spreads images; "
-                "pack(patches_per_row=...) is 0: leave encoder_axis out, or give rows patches"
-            )
-        if self.distribution.encoder_axis is not None and self.broadcast.via == "device":
-            raise RecipeError(
-                "distribute(encoder_axis=...) sends patches to each process; "
-                "broadcast_at(via='device') sends them to leaders only: use via='host'"
-            )
-        if len(self.packing.shapes) > 1 and (self.regrouped_steps > 1 or together is not None):
-            raise RecipeError(
-                "regroup(...) and pack(together=...) need steps of one shape; there are the shapes "
-                f"{[(shape.rows, shape.seq_len) for shape in self.packing.shapes]}: use pack(...)"
-            )
+        for rule in broken_rules(self, source_names, columns):
+            raise RecipeError(rule)
 
     def describe(self) -> str:
         """A text that is equal for equal strategies, in every process; functions enter by their names."""
@@ -394,32 +384,9 @@ class DGraph:
         return num_slots, spread.patches_per_slot or enough
 
     def check_mesh(self, tree: ClientPlaceTree) -> None:
-        """Raise RecipeError where the rows do not divide over the mesh, or an axis is not there."""
-        spread, axes = self.distribution, self.row_axes(tree)
-        ranks = tree.axis_size(axes)
-        if spread.group_size is not None and ranks % spread.group_size:
-            raise RecipeError(
-                f"distribute(group_size={spread.group_size}) does not divide the {ranks} ranks along "
-                f"{spread.axis!r}; take a divisor of {ranks}"
-            )
-        patches_per_row = _given(self.packing).patches_per_row
-        if spread.patches_per_slot is not None and spread.patches_per_slot < patches_per_row:
-            raise RecipeError(
-                f"distribute(patches_per_slot={spread.patches_per_slot}) cannot hold a sample of "
-                f"pack(patches_per_row={patches_per_row}) patches; raise it, or leave it out"
-            )
-        chunks = tree.axis_size(spread.context_axis) * (2 if spread.context_layout == "zigzag" else 1)
-        for shape in _given(self.packing).shapes:
-            if shape.rows % (ranks * spread.microbatches):
-                raise RecipeError(
-                    f"pack(rows={shape.rows}) does not divide by {ranks} groups along {spread.axis!r} "
-                    f"x {spread.microbatches} microbatches = {ranks * spread.microbatches}; take a multiple"
-                )
-            if shape.seq_len % chunks:
-                raise RecipeError(
-                    f"pack(seq_len={shape.seq_len}) does not divide by {chunks} context-parallel chunks "
-                    f"along {spread.context_axis!r} ({spread.context_layout}); take a multiple of {chunks}"
-                )
+        """Raise RecipeError where rows or places do not divide over the mesh, or axes clash or miss."""
+        for rule in broken_on_mesh(self, tree):
+            raise RecipeError(rule)
 
     def compose(
         self,
@@ -529,7 +496,19 @@ def _probe(pack: Pack, columns: Sequence[str]) -> np.ndarray:
 
 def plain_weights(weights: Weights) -> dict[str, float]:
     """Plain numbers, so that numpy scalars neither change `describe` nor the exact fractions."""
-    return {name: w if isinstance(w, int) else float(w) for name, w in weights.items()}
+    if not isinstance(weights, Mapping):
+        raise RecipeError(f"weights are numbers by name, as in {{'web': 3, 'code': 1}}; got {weights!r}")
+    try:
+        return {name: w if isinstance(w, int) else float(w) for name, w in weights.items()}
+    except (TypeError, ValueError):
+        raise RecipeError(f"weights are numbers by name; got {dict(weights)}") from None
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise RecipeError(f"{name} is a whole number, got {value!r}") from None
 
 
 def _given(value: Any) -> Any:

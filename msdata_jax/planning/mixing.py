@@ -136,7 +136,7 @@ class Mixture:
         """The exact shares behind `weights_at`, summing to 1; raises the same."""
         if not isinstance(self.knots, Sequence):
             where = f"from {_name(self.knots)} at step {step}"
-            return self._split(_plain(self.knots(step), where), source_names, where)
+            return self._split(_ask(self.knots, step, where), source_names, where)
         place = bisect_right(self.knots, step, key=lambda knot: knot[0]) - 1
         first, now = self.knots[place]
         shares = self._split(now, source_names, f"at step {first}")
@@ -188,7 +188,7 @@ class Mixture:
         """The shares as text, groups in brackets."""
         if not isinstance(self.knots, Sequence):
             groups = [f"{name} ({shares_text(members, {})})" for name, members in self.groups.items()]
-            return " with ".join([f"scheduled by {_name(self.knots)}", *groups])
+            return " with ".join([f"weights from the function {_name(self.knots)}", *groups])
         texts = [(step, shares_text(weights, self.groups)) for step, weights in self.knots]
         if len(texts) == 1:
             return texts[0][1]
@@ -277,11 +277,24 @@ def _check_groups(groups: Mapping[str, Weights]) -> None:
                 raise RecipeError(f"a group is not inside itself; {group!r} is, through {group_of[group]!r}")
 
 
+def _ask(schedule: Schedule, step: int, where: str) -> Weights:
+    try:
+        weights = schedule(step)
+    except Exception as error:
+        raise RecipeError(
+            f"a schedule returns weights for every step; {where} came {type(error).__name__}: {error}"
+        ) from error
+    return _plain(weights, where)
+
+
 def _plain(weights: Any, where: str) -> Weights:
     """What a function returned, checked, as plain numbers: numpy's would not become exact fractions."""
     if not isinstance(weights, Mapping):
         raise RecipeError(f"a schedule returns weights by name; {where} got {weights!r}")
-    plain = {name: w if isinstance(w, int) else float(w) for name, w in weights.items()}
+    try:
+        plain = {name: w if isinstance(w, int) else float(w) for name, w in weights.items()}
+    except (TypeError, ValueError):
+        raise RecipeError(f"weights are numbers by name; {where} got {dict(weights)}") from None
     _check_weights(plain, where)
     return plain
 

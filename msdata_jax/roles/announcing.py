@@ -117,7 +117,7 @@ def announce(plan: StepPlan, is_last: np.ndarray, audience: Audience, owners: Ow
             start=plan.start[mine],
             length=plan.length[mine],
             relay_to=client.relay_to,
-            first_patch=(plan.slot * plan.patches_per_slot + plan.first_patch)[mine]
+            first_patch=(plan.slot.astype(np.int64) * plan.patches_per_slot + plan.first_patch)[mine]
             if plan.num_slots
             else np.empty(0, dtype=np.int64),
             **slots,

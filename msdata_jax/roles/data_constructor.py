@@ -21,6 +21,7 @@ class DataConstructor:
         join: what to tell the planner.
         process_figures: what to add to the figures of this process.
         loss_factors: what the loss weights of each source's samples are multiplied by; None for 1.
+        source_names: for messages.
     """
 
     def __init__(
@@ -30,8 +31,10 @@ class DataConstructor:
         join: m.Join,
         process_figures: Callable[[], Mapping[str, Any]] = dict,
         loss_factors: Sequence[float] | None = None,
+        source_names: Sequence[str] = (),
     ) -> None:
         self._planner, self._forms, self._join = placement.planner, forms, join
+        self._source_names = source_names
         self._loss_factors = None if loss_factors is None else np.asarray(loss_factors, dtype=np.float32)
         self._process_figures = process_figures
         self._expected: dict[int, m.Expect] = {}
@@ -116,7 +119,8 @@ class DataConstructor:
         except ValueError as error:
             infos = self._expected[samples.step].infos
             sources = np.unique(infos["source"] if samples.for_slots else infos["source"][samples.index])
-            raise MSDataError(f"step {samples.step}, sources number {sources.tolist()}: {error}") from None
+            names = [self._source_names[int(source)] for source in sources.tolist()]
+            raise MSDataError(f"step {samples.step}, sources {', '.join(names)}: {error}") from None
         return [*relay, *self._hand_over()]
 
     def _hand_over(self) -> Sequence[Effect]:

@@ -54,9 +54,11 @@ class SourceLoader:
         open_reader: OpenReader,
         process_figures: Callable[[], Mapping[str, Any]] = dict,
         clock: Callable[[], float] = lambda: 0.0,
+        source_names: Sequence[str] = (),
     ) -> None:
         self._planner = placement.planner
         self._open_reader, self._process_figures, self._clock = open_reader, process_figures, clock
+        self._source_names = source_names
         self._readers: dict[int, Reader] = {}
         self._samples: dict[tuple[int, int, int], Sample] = {}
         self._ordered: dict[int, list[tuple[int, int, int]]] = {}
@@ -150,7 +152,8 @@ class SourceLoader:
                 joined = join_samples(samples, order.start[mine], order.length[mine], what)
             except ValueError as error:
                 sources = np.unique(order.source[mine]).tolist()
-                raise MSDataError(f"step {order.step}, sources number {sources}: {error}") from None
+                names = [self._source_names[int(source)] for source in sources]
+                raise MSDataError(f"step {order.step}, sources {', '.join(names)}: {error}") from None
             message = m.Samples(
                 step=order.step,
                 index=order.index[mine],

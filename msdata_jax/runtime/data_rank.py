@@ -50,7 +50,7 @@ def run_loader(
         readers.append(reader)
         return reader
 
-    role = SourceLoader(placement, open_reader, process_figures, time.perf_counter)
+    role = SourceLoader(placement, open_reader, process_figures, time.perf_counter, recipe.source_names)
     try:
         return RoleLoop(role, endpoint, num_workers=num_threads, on_failure=on_failure).run()
     finally:

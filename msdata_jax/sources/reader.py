@@ -1,5 +1,6 @@
 """`SourceReader`: one source, opened; turns ranges of positions into blocks of samples."""
 
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,7 +168,7 @@ class SourceReader:
             return {}
         try:
             measured = measure(result)
-            return {column: int(measured[column]) for column in self._source.columns}
+            return {column: operator.index(measured[column]) for column in self._source.columns}
         except MemoryError:
             raise
         except Exception as error:  # the user's code, as in a transform

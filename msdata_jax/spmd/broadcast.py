@@ -70,9 +70,11 @@ class BroadcastEmitter:
             summed = self._sum(dict(arrays))
         return {
             name: jax.make_array_from_single_device_arrays(
-                array.shape, self._plain.shardings[name], [shard.data for shard in array.addressable_shards]
+                summed[name].shape,
+                self._plain.shardings[name],
+                [shard.data for shard in summed[name].addressable_shards],
             )
-            for name, array in summed.items()
+            for name in arrays
         }
 
     def _emit(self, name: str, field: np.ndarray) -> jax.Array:

@@ -434,3 +434,9 @@ def test_the_pyramid_is_the_best_order_for_a_pipeline():
 def test_a_pipeline_takes_no_longer_than_the_objective_says(costs, stages):
     order, value = in_our_order(np.array(costs, dtype=np.int64), stages)
     assert pipeline_time(order, stages) <= 3 * value
+
+
+def test_stages_times_costs_stay_inside_int64():
+    rules = Balance(objective="pipeline", pipeline_stages=8)
+    with pytest.raises(RecipeError, match="times 8 stages leave int64; count them in a larger unit"):
+        balance(np.full(4, 2**58), 2, rules)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from strategies import make_infos
 
 from msdata_jax.errors import BadSampleError, RecipeError
-from msdata_jax.planning.composing import MOST_DROPPED
 from msdata_jax.planning.graph import DGraph, EndOfData, initial_state
+from msdata_jax.planning.refusals import MOST_DROPPED
 
 
 def all_plans(graph, streams, columns=()):
@@ -74,3 +74,11 @@ def test_units_that_would_leave_int64_are_refused(value):
     graph = DGraph().mix({"s0": 1}, unit="work").pack(seq_len=8, rows=1)
     with pytest.raises(RecipeError, match=rf"unit='work'.* got {10 * value}; count in a larger unit"):
         graph.compose(initial_state(1, ["work"]), ["s0"], [infos], [False])
+
+
+def test_a_negative_count_names_source_and_position():
+    graph = DGraph().mix({"s0": 1}, unit="frames").pack(seq_len=4, rows=1)
+    infos = make_infos(0, [4] * 4, columns=["frames"])
+    infos["frames"] = [3, 2, -5, 1]
+    with pytest.raises(RecipeError, match=r"source 's0' measured -5 at position 2: mend its measure"):
+        graph.compose(initial_state(1, ["frames"]), ["s0"], [infos], [True])

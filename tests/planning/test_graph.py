@@ -349,6 +349,52 @@ def test_costs_that_cannot_be_are_refused_with_the_recipe(cost, says):
             each.check(["a"], [])
 
 
+def one_over_zero(infos):
+    return infos["tokens"] * (1 // int(infos["patches"].max()))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda g: g.cost(backbone=7), r"cost\(backbone=...\) is a formula .*got 7"),
+        (lambda g: g.cost(encoder=one_over_zero).check(["a"], []), "one_over_zero raised ZeroDivisionError"),
+        (lambda g: g.mix({"a": "x"}), "numbers by name; got {'a': 'x'}"),
+        (lambda g: g.mix([(0.5, {"a": 1})]), "step is a whole number, got 0.5"),
+        (lambda g: g.mix(lambda step: {"a": 1 / step}).check(["a"], []), "at step 0 came ZeroDivisionError"),
+        (lambda g: g.mix(lambda step: {"a": "x"}).check(["a"], []), "at step 0 got {'a': 'x'}"),
+        (lambda g: g.pack(seq_len=8, rows=1.5), "rows is a whole number, got 1.5"),
+        (lambda g: g.bucket({"a": 8}), "seq_len is a whole number, got 'a'"),
+        (lambda g: g.bucket([1, 2]), r"rows by places.*got \[1, 2\]"),
+        (lambda g: g.balance(objective="pipeline").check(["a"], []), r"distribute\(pipeline_axis=...\)"),
+        (lambda g: g.pack(seq_len=8, rows=2, depth=3), r"they take no \['depth'\]"),
+    ],
+)
+def test_what_is_no_number_function_or_axis_is_refused(make, says):
+    with pytest.raises(RecipeError, match=says):
+        make(DGraph().mix({"a": 1}).pack(seq_len=8, rows=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"context_axis": "dp"}, r"both name \['dp'\]; an axis has one use"),
+        ({"pipeline_axis": "dp"}, r"both name \['dp'\]"),
+        ({"encoder_axis": "world", "pipeline_axis": "tp"}, r"stages along \['tp'\] .*encoder_axis='world'\)"),
+        ({"encoder_axis": "world", "patches_per_slot": 2**30}, "the most that patch_index counts"),
+    ],
+)
+def test_axes_that_clash_are_refused(options, says):
+    graph = DGraph().mix({"a": 1}).pack(seq_len=8, rows=4, patches_per_row=4).distribute("dp", **options)
+    with pytest.raises(RecipeError, match=says):
+        graph.check_mesh(graph.place_tree(make_tree(dp=2, tp=2).layout))
+
+
+def test_rows_are_not_repeated_along_axes_that_cut_them():
+    graph = DGraph().mix({"a": 1}).pack(seq_len=8, rows=4).distribute(("dp", "tp")).broadcast_at("tp")
+    with pytest.raises(RecipeError, match=r"repeats rows along axes that cut them: \['tp'\]"):
+        graph.check_mesh(graph.place_tree(make_tree(dp=2, tp=2).layout))
+
+
 def test_numpy_numbers_are_plain_weights():
     plain = DGraph().mix([(0, {"a": 0.5, "b": 2.0}), (3, {"a": 1.0, "b": 2.0})])
     numpy = DGraph().mix(

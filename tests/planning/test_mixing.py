@@ -69,7 +69,7 @@ def test_a_function_of_the_step_is_a_schedule():
         assert mixture.weights_at(step, ["a", "b"]).tolist() == expected.tolist()
         assert mixture.weights_at(step, ["b", "a"]).sum() == WEIGHT_SCALE
     assert re.sub(" at 0x[0-9a-f]+", "", repr(mixture)).startswith("Mixture(knots=<function curriculum>")
-    assert mixture.describe() == "scheduled by curriculum"
+    assert mixture.describe() == "weights from the function curriculum"
     assert mixture == Mixture(knots=curriculum)
 
 

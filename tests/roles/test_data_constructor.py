@@ -17,7 +17,7 @@ from msdata_jax.roles.effects import Deliver, EndStream, Finish, Send
 def constructor(forms=None, loss_factors=None):
     forms = forms or {4: RowFormat(seq_len=4)}
     return DataConstructor(
-        make_placement(), forms, make_join(make_recipe()), lambda: {"pss_mb": 1}, loss_factors
+        make_placement(), forms, make_join(make_recipe()), lambda: {"pss_mb": 1}, loss_factors, ["a", "b"]
     )
 
 
@@ -184,7 +184,7 @@ def test_the_end_comes_after_the_last_step_with_its_error():
     [
         (
             samples(5, 0, lengths=(3,)),
-            r"step 5, sources number \[0\]: segments of 2 places in all came with",
+            r"step 5, sources a: segments of 2 places in all came with",
         ),
         (samples(5, 1, 1), "step 5, .*twice"),
         (replace(samples(5, 1), patches=np.zeros((1, 2), np.uint8)), "1 in all"),

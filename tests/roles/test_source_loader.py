@@ -39,7 +39,9 @@ class Loader:
 
     def __init__(self, reader=Reader):
         self.readers = {}
-        self.role = SourceLoader(make_placement(), self.open, lambda: {"pss_mb": 1}, iter(range(99)).__next__)
+        self.role = SourceLoader(
+            make_placement(), self.open, lambda: {"pss_mb": 1}, iter(range(99)).__next__, ["first", "second"]
+        )
         self.reader = reader
         assert self.role.start() == []
         assert self.role.tick(10**6) == []
@@ -154,7 +156,7 @@ def test_patches_of_two_sizes_are_an_error_that_names_step_and_sources():
     for source in range(2):
         loader.tell(m.OpenSource(source=source))
         loader.tell(m.Lease(source=source, start=0, stop=1))
-    with pytest.raises(MSDataError, match=r"step 6, sources number \[0, 1\]: patches have \[12, 13\] values"):
+    with pytest.raises(MSDataError, match=r"step 6, sources first, second: patches have \[12, 13\] values"):
         loader.tell(order(6, (5, 0, 0, 0, 0, 0, 1), (5, 1, 1, 0, 0, 0, 1)))
 
 

@@ -6,7 +6,7 @@ that each item has; an item goes where the largest of a part's shares stays smal
 
 import numpy as np
 
-from msdata_jax.planning.list_scheduling import NEVER
+from msdata_jax.planning.partitioning.list_scheduling import NEVER
 
 FEWEST_PARTS = 16
 """Parts from which on two objectives are dealt in rounds; with fewer, rounds are too short to pay."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from msdata_jax.planning.list_scheduling import NEVER, list_schedule, sums
-from msdata_jax.planning.vector_scheduling import one_by_one
+from msdata_jax.planning.partitioning.list_scheduling import NEVER, list_schedule, sums
+from msdata_jax.planning.partitioning.vector_scheduling import one_by_one
 
 
 def capped_schedule(costs: np.ndarray, num_parts: int, sizes: np.ndarray, cap: int) -> np.ndarray | None:

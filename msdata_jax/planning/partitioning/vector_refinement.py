@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msdata_jax.planning.list_scheduling import sums
-from msdata_jax.planning.refinement import PARTNERS, SEARCHES
-from msdata_jax.planning.vector_scheduling import falling_order, shares
+from msdata_jax.planning.partitioning.list_scheduling import sums
+from msdata_jax.planning.partitioning.refinement import PARTNERS, SEARCHES
+from msdata_jax.planning.partitioning.vector_scheduling import falling_order, shares
 
 GOOD_ENOUGH_BITS = 10
 """The search ends at less than 2**-10 above what no partition is below."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from msdata_jax.planning.list_scheduling import dearest_first
+from msdata_jax.planning.partitioning.list_scheduling import dearest_first
 
 PARTNERS = 8
 """Other parts to look at, the cheapest first, before the best exchange seen is good enough."""

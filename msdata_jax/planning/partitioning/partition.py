@@ -10,19 +10,19 @@ from typing import Literal
 import numpy as np
 
 from msdata_jax.errors import RecipeError
-from msdata_jax.planning.capped_scheduling import capped_schedule
-from msdata_jax.planning.differencing import balanced_differencing, largest_differencing
-from msdata_jax.planning.list_scheduling import (
+from msdata_jax.planning.partitioning.capped_scheduling import capped_schedule
+from msdata_jax.planning.partitioning.differencing import balanced_differencing, largest_differencing
+from msdata_jax.planning.partitioning.list_scheduling import (
     NEVER,
     dearest_first,
     equal_count_schedule,
     list_schedule,
     sums,
 )
-from msdata_jax.planning.refinement import SEARCHES
-from msdata_jax.planning.refinement import refine as refine_one
-from msdata_jax.planning.vector_refinement import refine_two
-from msdata_jax.planning.vector_scheduling import falling_order, shares, vector_schedule
+from msdata_jax.planning.partitioning.refinement import SEARCHES
+from msdata_jax.planning.partitioning.refinement import refine as refine_one
+from msdata_jax.planning.partitioning.vector_refinement import refine_two
+from msdata_jax.planning.partitioning.vector_scheduling import falling_order, shares, vector_schedule
 
 Method = Literal["lpt", "karmarkar_karp", "snake", "none"]
 METHODS: tuple[Method, ...] = ("lpt", "karmarkar_karp", "snake", "none")
