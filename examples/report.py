@@ -5,6 +5,7 @@ Pure functions of plain values: they know neither the loader nor JAX. The keys o
     sources               list of {name, samples, tokens, share_asked, share_realised, bad_samples}
     imbalance_balanced    mean over steps of (heaviest rank's cost / mean cost); 1.0 is perfect
     imbalance_unbalanced  the same, had the rows been dealt out in turn
+    imbalance_least       the same, as far as any order of the rows could bring it down
     fill                  share of places in the rows that hold a token or a patch
     data_wait_ms          {p50, p95}: how long the training step waited for its batch
     step_ms               {p50}
@@ -275,7 +276,8 @@ def job_lines(report: Report) -> list[tuple[str, str]]:
             f"{r['data_wait_ms']['p50']:.1f} ms (median), {r['data_wait_ms']['p95']:.1f} ms (95 %)"
         ),
         "heaviest rank / mean": lambda r: (
-            f"{r['imbalance_balanced']:.3f} with balancing, {r['imbalance_unbalanced']:.3f} without"
+            f"{r['imbalance_balanced']:.3f} with balancing, {r['imbalance_unbalanced']:.3f} without, "
+            f"{r['imbalance_least']:.3f} at least"
         ),
         "rows filled": lambda r: f"{r['fill']:.1%}",
         "memory (PSS)": lambda r: "; ".join(memory_line(*item) for item in r["memory_pss_mb"].items()),

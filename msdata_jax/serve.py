@@ -1,28 +1,35 @@
 """A data rank: planner or source loader of an MPI job. Loads no JAX."""
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from msdata_transport import TransportError
 
 from msdata_jax.errors import JobFailed
 from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.recipe import Recipe
-from msdata_jax.roles.placement import placement_from_groups
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.roles.planner import START_SECONDS
+from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
-from msdata_jax.runtime.job import join_job, leave_job
+from msdata_jax.runtime.job import SHOW_SECONDS, join_job, leave_job
 from msdata_jax.runtime.loop import FAILURE_SECONDS, describe_failure
 
 if TYPE_CHECKING:
+    from msdata_transport import Endpoint
     from msdata_transport.mpi import MpiJob
 
 LINGER_SECONDS = FAILURE_SECONDS + 1
 
 
 def serve(
-    recipe: Recipe,
+    load: Callable[[], Recipe],
     role: str,
     *,
     num_threads: int = 1,
@@ -32,8 +39,15 @@ def serve(
     """Play `role` (`planner` or `loader`) until the job is over.
 
     Every rank of `MPI.COMM_WORLD` must come within `start_seconds`, the training ranks by `msd.initialize()`;
-    then they have as long again to build their DataLoader. With `plan_log` the planner writes a plan log
-    (`lineage.PlanLog`) to that file, which must not be there yet.
+    then they have as long again to build their DataLoader. What `load` raises is kept until this rank has
+    joined: a rank that ends before leaves the others waiting in MPI_Init, where nobody can tell them.
+
+    Args:
+        load: gives the recipe.
+        role: of this rank.
+        num_threads: worker threads of a loader.
+        start_seconds: how long to wait for the others.
+        plan_log: the file, not there yet, to which the planner writes a plan log (`lineage.PlanLog`).
 
     Returns:
         0 when the job ended well. A failed job ends the process with status 1, some seconds after the
@@ -41,9 +55,8 @@ def serve(
 
     Raises:
         LaunchError: the ranks form no job.
-        PlanError: there is a plan log already, or it cannot be written.
     """
-    log = PlanLogWriter(plan_log, recipe) if plan_log and role == "planner" else None
+    loaded = _attempt(load)
     mpi = join_job(role, start_seconds)
     placement = placement_from_groups(mpi.groups)
 
@@ -52,24 +65,62 @@ def serve(
         print(f"msdata: rank {failed.rank} ({who}) failed:\n{failed.message}", file=sys.stderr, flush=True)  # noqa: T201
 
     try:
+        if isinstance(loaded, Exception):
+            raise loaded
         if role == "planner":
             run_planner(
-                recipe,
+                loaded,
                 placement,
                 mpi.endpoint,
                 start_seconds=start_seconds,
                 on_failure=show,
-                recorder=log,
+                recorder=PlanLogWriter(plan_log, loaded) if plan_log else None,
             )
         else:
-            run_loader(recipe, placement, mpi.endpoint, num_threads=num_threads, on_failure=show)
+            run_loader(loaded, placement, mpi.endpoint, num_threads=num_threads, on_failure=show)
     except JobFailed:
         _end_badly(mpi)
     except Exception as error:  # noqa: BLE001 - a rank's boundary: a normal exit would wait in MPI_Finalize
-        show(JobFailed(mpi.endpoint.rank, describe_failure(error)))
+        failed = JobFailed(mpi.endpoint.rank, describe_failure(error))
+        if _tell(mpi.endpoint, placement, failed) == failed.rank:  # what fails on all alike is shown once
+            show(failed)
+        with contextlib.suppress(TransportError):
+            mpi.endpoint.close(LINGER_SECONDS)  # until all have heard
         _end_badly(mpi)
     leave_job(mpi)
     return 0
+
+
+def _attempt(load: Callable[[], Recipe]) -> Recipe | Exception:
+    try:
+        return load()
+    except Exception as error:  # noqa: BLE001 - it is raised again, where the other ranks can be told
+        return error
+
+
+def _tell(endpoint: "Endpoint", placement: Placement, failed: JobFailed) -> int:
+    """Tell the job of a rank that never got to play its role. Returns the rank that failed first."""
+    first = failed.rank
+    with contextlib.suppress(TransportError):
+        if endpoint.rank == placement.planner:
+            abort = m.Abort(rank=failed.rank, message=failed.message)
+            for rank in (*placement.constructors, *placement.loaders):
+                endpoint.send(rank, wire.encode(abort))
+        else:
+            endpoint.send(placement.planner, wire.encode(m.Failed(message=failed.message)))
+            first = _wait_for_abort(endpoint)
+    return first
+
+
+def _wait_for_abort(endpoint: "Endpoint") -> int:
+    """The rank that failed first, in the planner's words; this one where it says nothing in time."""
+    deadline = time.monotonic() + SHOW_SECONDS
+    with contextlib.suppress(TransportError):
+        while received := endpoint.receive(max(deadline - time.monotonic(), 0.0)):
+            message = wire.decode(received[1])
+            if isinstance(message, m.Abort):
+                return message.rank
+    return endpoint.rank
 
 
 def _end_badly(mpi: "MpiJob") -> NoReturn:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
-settings.register_profile("sample", deadline=None, max_examples=400)
+settings.register_profile("sample", deadline=None, max_examples=150)
 settings.register_profile("slow", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

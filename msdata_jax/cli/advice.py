@@ -199,8 +199,6 @@ def _microbatches(figures: DryRunFigures) -> Iterator[str]:
         )
     if objective == "microbatch" and spread.microbatches == 1:
         yield "objective='microbatch' with one microbatch is as 'step': see distribute(microbatches=...)."
-    if objective == "pipeline" and spread.pipeline_axis is None:
-        yield "objective='pipeline' without distribute(pipeline_axis=...) is the same as 'step'."
     uneven = figures.mean("microbatch_spread")
     if spread.microbatches > 1 and objective == "step" and spread.pipeline_axis is None and uneven > 1.1:
         yield (

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -67,12 +69,24 @@ def command(  # noqa: PLR0917 - click calls it by name
     if dry_run:
         click.echo(shlex.join(line))
         return 0
-    load_recipe(recipe)  # a wrong recipe fails here, once, before any rank starts
-    if not Path(train[0]).is_file():
-        raise LaunchError(f"the training script {train[0]} does not exist")
+    # What is wrong fails here, once, before any rank starts.
+    load_recipe(recipe)
+    _check_script(Path(train[0]))
     if plan_log is not None:
         check_new(plan_log)
     return run_until_done(line)
+
+
+def _check_script(path: Path) -> None:
+    """Raise LaunchError where there is no such script, or it is no Python: no rank of it would ever join."""
+    if not path.is_file():
+        raise LaunchError(f"the training script {path} does not exist")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        text = "".join(traceback.format_exception_only(error)).rstrip()
+        raise LaunchError(f"the training script {path} is no Python:\n{text}") from error
 
 
 def command_line(

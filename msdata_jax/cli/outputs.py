@@ -26,7 +26,7 @@ def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> Non
     """
     if path is None:
         return
-    if path.suffix not in suffixes:
+    if path.suffix.lower() not in suffixes:
         raise RecipeError(
             f"{option} writes {', '.join(suffixes[:-1])} or {suffixes[-1]}, by the file's suffix; got {path}"
         )
@@ -34,7 +34,7 @@ def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> Non
     trouble = trouble or why_no_file(path)
     if trouble:
         raise RecipeError(f"{option} {path} cannot be written: {trouble}; name another file")
-    if path.suffix in PICTURES and find_spec("matplotlib") is None:
+    if path.suffix.lower() in PICTURES and find_spec("matplotlib") is None:
         raise RecipeError(f"{option} needs matplotlib: pip install 'msdata-jax[demo]', or leave {option} out")
 
 

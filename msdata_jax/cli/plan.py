@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,19 +12,20 @@ import click
 import numpy as np
 
 from msdata_jax.cli.advice import advise
+from msdata_jax.cli.outputs import PICTURES, check_output, write_output
 from msdata_jax.cli.plan_figures import DryRunFigures, as_json, gather
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.cli.tables import make_console, make_table
 from msdata_jax.dry_run import DryRun, PlannedStep
-from msdata_jax.errors import RecipeError
-from msdata_jax.lineage.plan_log import PlanLogWriter
+from msdata_jax.errors import PlanError, RecipeError
+from msdata_jax.lineage.plan_log import PlanLogWriter, check_new
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.planning.place_tree import MeshLayout
 from msdata_jax.recipe import Recipe
 from msdata_jax.runtime.fields import layout_without_mesh
-from msdata_jax.sources.without_jax import block_jax
 
 MOST_STEPS_SHOWN = 16
+MOST_DEVICES = 2**20
 
 
 @click.command("plan")
@@ -33,11 +35,13 @@ MOST_STEPS_SHOWN = 16
     "--processes", default=1, show_default=True, type=click.IntRange(1), help="That share the devices."
 )
 @click.option("--steps", default=20, show_default=True, type=click.IntRange(1), help="To plan.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the figures (PNG).")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the figures: .png, .pdf or .svg."
+)
 @click.option(
     "--draw",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the strategy: .png a picture, .mmd a Mermaid text. Alone it plans no step.",
+    help="Draw the strategy: .png, .pdf or .svg, or .mmd for Mermaid text. Alone it plans no step.",
 )
 @click.option(
     "--log", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan log, for msdata inspect."
@@ -63,27 +67,29 @@ def command(  # noqa: PLR0917 - click calls it by name
     msdata plan recipe.py --mesh dp=64,cp=2 --json
     msdata plan recipe.py --draw strategy.png
     """
-    block_jax()
+    check_output(plot, "--plot", PICTURES)
+    check_output(draw, "--draw", (*PICTURES, ".mmd"))
+    if log is not None:
+        check_new(log)
     loaded = load_recipe(recipe)
     layout = _layout(mesh, processes, loaded)
+    written: list[bool] = []
+    if plot or log or as_json_object or mesh or draw is None:
+        with DryRun(loaded, layout) as run, _Watch(run, steps, log) as watch:
+            figures = gather(run, steps, watch.see)
+        result = as_json(figures, recipe=str(recipe), mesh=_mesh_text(layout), advice=advise(figures))
+        if as_json_object:
+            click.echo(json.dumps(result, indent=2))
+        else:
+            show(figures, result)
+        if log is not None:
+            written.append(write_output(log, watch.finish_log))
+        if plot is not None:
+            title = f"{recipe.name} on {mesh or 'one device'}"
+            written.append(write_output(plot, lambda: _plot(figures, plot, title)))
     if draw is not None:
-        _draw_strategy(loaded, layout, draw)
-        if not (plot or log or as_json_object or mesh):
-            return 0
-    with DryRun(loaded, layout) as run, _Watch(run, steps, log) as watch:
-        figures = gather(run, steps, watch.see)
-    advice = advise(figures)
-    if plot is not None:
-        from msdata_jax.cli.plots import plot_dry_run
-
-        plot_dry_run(figures, plot, title=f"{recipe.name} on {mesh or 'one device'}")
-        click.echo(f"wrote {plot}", err=True)
-    result = as_json(figures, recipe=str(recipe), mesh=_mesh_text(layout), advice=advice)
-    if as_json_object:
-        click.echo(json.dumps(result, indent=2))
-    else:
-        show(figures, result)
-    return 0
+        written.append(write_output(draw, lambda: _draw_strategy(loaded, layout, draw)))
+    return 0 if all(written) else 1
 
 
 def parse_mesh(text: str, num_processes: int = 1) -> MeshLayout:
@@ -96,13 +102,15 @@ def parse_mesh(text: str, num_processes: int = 1) -> MeshLayout:
     names, sizes = [], []
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
-        if not name or not equals or not size.isascii() or not size.isdigit() or int(size) < 1:
+        if not name or not equals or not re.fullmatch("[1-9][0-9]*", size):
             raise RecipeError(
                 f"--mesh names axes and sizes of at least 1, such as dp=8,tp=4; {part!r} in {text!r} does not"
             )
         names.append(name)
-        sizes.append(int(size))
+        sizes.append(int(size[:20]))
     num_devices = math.prod(sizes)
+    if num_devices > MOST_DEVICES:
+        raise RecipeError(f"--mesh has at most {MOST_DEVICES} devices, got {text!r}; take smaller axes")
     if num_devices % num_processes:
         raise RecipeError(
             f"the {num_devices} devices of {text!r} do not divide by --processes {num_processes}; "
@@ -127,28 +135,29 @@ def _mesh_text(layout: MeshLayout) -> str:
     return ",".join(f"{name}={size}" for name, size in sizes)
 
 
+def _plot(figures: DryRunFigures, path: Path, title: str) -> None:
+    from msdata_jax.cli.plots import plot_dry_run
+
+    plot_dry_run(figures, path, title)
+
+
 def _draw_strategy(recipe: Recipe, layout: MeshLayout, path: Path) -> None:
     graph = recipe.strategy
     assert isinstance(graph, DGraph)
     if path.suffix == ".mmd":
-        try:
-            path.write_text(graph.to_mermaid() + "\n")
-        except OSError as error:
-            raise RecipeError(f"cannot write {path}: {error.strerror}") from error
-    elif path.suffix == ".png":
+        path.write_text(graph.to_mermaid() + "\n")
+    else:
         from msdata_jax.cli.plots import draw_strategy
 
         draw_strategy(graph, recipe.source_names, layout, path)
-    else:
-        raise RecipeError(f"--draw writes .png or .mmd, got {path}")
-    click.echo(f"wrote {path}", err=True)
 
 
 class _Watch:
-    """Shows progress on a terminal, and writes the plan log."""
+    """Shows progress on a terminal, and writes the plan log as far as it can be written."""
 
     def __init__(self, run: DryRun, num_steps: int, log: Path | None) -> None:
         self._num_steps, self._shows = num_steps, sys.stderr.isatty()
+        self._failure: PlanError | None = None
         self._writer = None if log is None else PlanLogWriter(log, run.recipe)
         if self._writer is not None:
             self._writer.start(run.layout, run.num_records, ())
@@ -162,12 +171,20 @@ class _Watch:
 
     def see(self, planned: PlannedStep) -> None:
         """Count a step."""
-        if self._writer is not None:
+        if self._writer is not None and self._failure is None:
             nobody = np.full(len(planned.plan.samples), -1, dtype=np.int32)
-            self._writer.step(planned.plan, nobody, planned.in_flight)
+            try:
+                self._writer.step(planned.plan, nobody, planned.in_flight)
+            except PlanError as error:
+                self._failure = error
         if self._shows:
             done = planned.plan.step + 1
             click.echo(f"\rstep {done} of {self._num_steps}", err=True, nl=done == self._num_steps)
+
+    def finish_log(self) -> None:
+        """Raise PlanError where the log could not be written to its end."""
+        if self._failure is not None:
+            raise self._failure
 
 
 # --- tables -----------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ MOST_STEPS_WAITED = 255
 
 def step_figures(plan: StepPlan) -> dict[str, Any]:
     """What a plan alone tells: fill, and costs of ranks, microbatches and rows over their mean."""
-    total = plan.row_cost + plan.row_encoder_cost
+    total = plan.phase_costs.sum(axis=0)
+    work = plan.row_cost + plan.row_encoder_cost
     shape = (plan.num_groups, plan.num_microbatches, -1)
     microbatches = total[plan.order].reshape(shape).sum(axis=2)
     encoder = plan.row_encoder_cost[plan.order].reshape(plan.num_groups, -1).sum(axis=1)
@@ -38,7 +39,7 @@ def step_figures(plan: StepPlan) -> dict[str, Any]:
         "dominance": float(dominance(total, plan.num_groups)),
         "giants": num_giants(total, plan.num_groups),
         "microbatch_spread": over_mean(microbatches),
-        "encoder_share": int(encoder.sum()) / max(int(total.sum()), 1),
+        "encoder_share": int(encoder.sum()) / max(int(work.sum()), 1),
         "encoder_imbalance": over_mean(encoder),
         "row_memory_bytes": int(plan.row_memory.max(initial=0)),
         "cut": plan.num_cut,

@@ -1,4 +1,4 @@
-"""Pictures of a dry run and of a strategy (PNG). matplotlib is imported here only, and needs no display."""
+"""Pictures of a dry run and of a strategy, in the format of the file's suffix; no display is needed."""
 
 import textwrap
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 INK, GREY, LIGHT = "#222222", "#8a8a8a", "#e6e6e6"
 BALANCED, UNBALANCED, THIRD = "#0072B2", "#E69F00", "#009E73"  # told apart by colour-blind readers too
 SOURCE_COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8a8a8a",
+    "#332288", "#DDCC77", "#44AA99", "#CC6677", "#88CCEE", "#882255", "#999933", "#AA4499",
 )  # fmt: skip
+"""Of sources alone, so that no source looks like a series of another panel."""
 MOST_BARS = 32
 STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
@@ -92,16 +93,23 @@ def _draw_rank_costs(axes: "Axes", plan: StepPlan) -> None:
         axes.set_xticks(ranks)
     if not by_rank:
         axes.set_ylim(0.9 * min(float(values.min()) for values, _, _ in series), None)
-    axes.set_title(f"Work of each data-parallel rank, step {plan.step}")
+    axes.set_title(f"Work of each data-parallel rank{_whose_work(plan)}, step {plan.step}")
     axes.set_xlabel("data-parallel rank" if by_rank else "data-parallel ranks, dearest first")
     axes.set_ylabel("cost / mean cost of a rank")
     _legend_above(axes)
 
 
+def _whose_work(plan: StepPlan) -> str:
+    """Which work `group_costs` counts, where there is an encoder."""
+    if not plan.row_encoder_cost.any():
+        return ""
+    return " (backbone alone)" if plan.num_slots else " (backbone and encoder)"
+
+
 def _draw_heat_map(figure: "Figure", axes: "Axes", plan: StepPlan) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    total = (plan.row_cost + plan.row_encoder_cost)[plan.order]
+    total = plan.phase_costs.sum(axis=0)[plan.order]
     of_rank = total.reshape(plan.num_groups, plan.num_microbatches, -1)
     by_microbatch = plan.num_microbatches > 1
     cells = of_rank.sum(axis=2) if by_microbatch else of_rank[:, 0]
@@ -119,7 +127,7 @@ def _draw_heat_map(figure: "Figure", axes: "Axes", plan: StepPlan) -> None:
                 dark = value < low + 0.5 * (high - low)
                 axes.text(place, rank, f"{value:.2f}", ha="center", va="center",
                           color="white" if dark else INK, fontsize=8.5)  # fmt: skip
-    axes.set_title(f"Work of each {what}, step {plan.step}")
+    axes.set_title(f"Work of each {what}{_whose_work(plan)}, step {plan.step}")
     axes.set_xlabel(f"{what} of the rank, in the order in which it is taken")
     axes.set_ylabel("data-parallel rank")
     for axis, count in ((axes.xaxis, cells.shape[1]), (axes.yaxis, cells.shape[0])):
@@ -168,29 +176,22 @@ def _draw_mixture(axes: "Axes", figures: DryRunFigures) -> None:
     assert mixture is not None
     sources, left_out = _largest(figures.sources, 20)
     places = np.arange(len(sources))
-    for shift, name, colour, label in (
-        (-0.2, "asked_percent", LIGHT, "asked"),
-        (0.2, "realised_percent", BALANCED, "drawn"),
-    ):
-        values = [source[name] for source in sources]
-        edge = GREY if colour == LIGHT else colour
-        axes.barh(places + shift, values, height=0.38, color=colour, edgecolor=edge, lw=0.8, label=label)
-    for place, source in enumerate(sources):
-        axes.text(
-            max(source["realised_percent"], source["asked_percent"]),
-            place,
-            f"  {source['realised_percent']:.1f} %",
-            va="center",
-            fontsize=8.5,
-        )
+    asked = [source["asked_percent"] for source in sources]
+    drawn = [source["realised_percent"] for source in sources]
+    colour_of = _source_colours(figures)
+    colours = [colour_of.get(source["name"], GREY) for source in sources]
+    axes.barh(places, drawn, height=0.6, color=colours)
+    axes.vlines(asked, places - 0.4, places + 0.4, color=INK, lw=1.6, label="asked")
+    for place, (most, value) in enumerate(zip(map(max, asked, drawn), drawn, strict=True)):
+        axes.text(most, place, f"  {value:.1f} %", va="center", fontsize=8.5)
     axes.set_yticks(places, [source["name"] for source in sources])
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.grid(visible=False, axis="y")
     more = f" ({left_out} smaller sources left out)" if left_out else ""
-    axes.set_title(f"Mixture{more}")
+    axes.set_title(f"Mixture: what was drawn (bar, number){more}")
     axes.set_xlabel(f"% of {mixture.unit}")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.99), ncols=2, borderaxespad=0)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.99), borderaxespad=0)
 
 
 def _largest(sources: Sequence[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], int]:
@@ -203,25 +204,24 @@ def _draw_lengths(axes: "Axes", figures: DryRunFigures) -> None:
 
     pack = figures.run.graph.packing
     assert pack is not None
-    names = figures.run.recipe.source_names
-    order = np.argsort([-int(each.sum()) for each in figures.lengths], kind="stable").tolist()
-    most = len(SOURCE_COLOURS) - 1
-    parts = [(names[i], figures.lengths[i]) for i in order[:most]]
-    if len(order) > most:
-        rest = np.concatenate([figures.lengths[i] for i in order[most:]])
-        parts.append((f"{len(order) - most} others", rest))
+    colour_of = _source_colours(figures)
+    by_name = dict(zip(figures.run.recipe.source_names, figures.lengths, strict=True))
+    parts = [(name, by_name[name], colour) for name, colour in colour_of.items()]
+    others = [lengths for name, lengths in by_name.items() if name not in colour_of]
+    if others:
+        parts.append((f"{len(others)} others", np.concatenate(others), GREY))
     longest = max(int(each.max(initial=1)) for each in figures.lengths)
     shortest = min((int(each.min()) for each in figures.lengths if len(each)), default=1)
     edges = np.geomspace(max(shortest, 1) * 0.95, max(longest, pack.seq_len) * 1.05, 41)
-    tokens = sum(int(lengths.sum()) for _, lengths in parts)
+    tokens = sum(int(lengths.sum()) for _, lengths, _ in parts)
     unit, text = (1e6, "million tokens") if tokens > 4_000_000 else (1.0, "tokens")
     axes.hist(
-        [lengths for _, lengths in parts],
+        [lengths for _, lengths, _ in parts],
         bins=edges.tolist(),
-        weights=[lengths / unit for _, lengths in parts],
+        weights=[lengths / unit for _, lengths, _ in parts],
         stacked=True,
-        color=SOURCE_COLOURS[: len(parts)],
-        label=[name for name, _ in parts],
+        color=[colour for _, _, colour in parts],
+        label=[name for name, _, _ in parts],
     )
     axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
     for shape in pack.shapes:
@@ -237,10 +237,18 @@ def _draw_lengths(axes: "Axes", figures: DryRunFigures) -> None:
     axes.legend(loc="upper left", fontsize=8.5)
 
 
+def _source_colours(figures: DryRunFigures) -> dict[str, str]:
+    """A colour for each source, in the recipe's order; of many sources, for those with most tokens."""
+    tokens = [-int(each.sum()) for each in figures.lengths]
+    kept = sorted(np.argsort(tokens, kind="stable")[: len(SOURCE_COLOURS)].tolist())
+    names = figures.run.recipe.source_names
+    return {names[source]: colour for source, colour in zip(kept, SOURCE_COLOURS, strict=False)}
+
+
 def _draw_rows(axes: "Axes", plan: StepPlan) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    total = np.sort(plan.row_cost + plan.row_encoder_cost)[::-1]
+    total = np.sort(plan.phase_costs.sum(axis=0))[::-1]
     mean = max(float(plan.group_costs().mean()), 1e-9)
     values = total / mean
     giants = int(np.count_nonzero(values > 1))
@@ -351,6 +359,6 @@ def _legend_above(axes: "Axes") -> None:
 
 def _save(figure: "Figure", path: Path) -> None:
     try:
-        figure.savefig(path, format="png", facecolor="white")
+        figure.savefig(path, format=path.suffix[1:].lower(), facecolor="white")
     except OSError as error:
         raise RecipeError(f"cannot write the picture to {path}: {error}") from error

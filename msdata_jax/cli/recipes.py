@@ -35,7 +35,7 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def _describe(path: Path, error: BaseException) -> str:
-    """Where it failed, then the traceback as Python shows it, with the frames of the user's own files alone."""
+    """Where it failed, then the traceback as Python shows it, with frames of the user's own files only."""
     found = traceback.TracebackException.from_exception(error)
     pending = [found]
     while pending:

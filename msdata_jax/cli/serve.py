@@ -2,16 +2,19 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
-from msdata_transport.launch import rank_from_environment
+from msdata_transport.launch import rank_from_environment, world_size_from_environment
 
 from msdata_jax.cli import options
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
-from msdata_jax.roles.placement import role_of_rank
+from msdata_jax.roles.placement import parse_roles, role_of_rank
 from msdata_jax.runtime.job import ROLE_VARIABLE
+
+NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- train.py [args]"
 
 
 @click.command("serve", context_settings={"ignore_unknown_options": True})
@@ -50,25 +53,40 @@ def command(  # noqa: PLR0917 - click calls it by name
                 "--roles needs a rank from mpiexec or srun, and this process has none (no PMI_RANK, "
                 "OMPI_COMM_WORLD_RANK or SLURM_PROCID): start it with mpiexec -n N or srun -n N"
             )
+        _check_start(roles, train)
         role = role_of_rank(roles, rank)
     assert role is not None
     os.environ[ROLE_VARIABLE] = role
     if role == "constructor":
         return _become_trainer(train)
     from msdata_jax.serve import serve
-    from msdata_jax.sources.without_jax import block_jax
 
-    block_jax()
     return serve(
-        load_recipe(recipe), role, num_threads=threads, start_seconds=start_seconds, plan_log=plan_log
+        partial(load_recipe, recipe),
+        role,
+        num_threads=threads,
+        start_seconds=start_seconds,
+        plan_log=plan_log,
     )
+
+
+def _check_start(roles: str, train: tuple[str, ...]) -> None:
+    """Refuse on every rank alike what only some would meet; the others would wait for those in vain.
+
+    Raises:
+        LaunchError: the roles are not those of so many ranks.
+        UsageError: there is no training script.
+    """
+    named, started = sum(parse_roles(roles).values()), world_size_from_environment()
+    if started is not None and started != named:
+        raise LaunchError(f"roles {roles!r} name {named} ranks, and {started} were started: start {named}")
+    if not train:
+        raise click.UsageError(NO_SCRIPT)
 
 
 def _become_trainer(train: tuple[str, ...]) -> int:
     """Go on as `python train.py ...`, in this very process, which keeps its place in the MPI job."""
     if not train:
-        raise click.UsageError(
-            "a training rank needs its script: msdata serve ... recipe.py -- train.py [args]"
-        )
+        raise click.UsageError(NO_SCRIPT)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *train])

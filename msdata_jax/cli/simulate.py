@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import click
 
 from msdata_jax.cli.bench import format_value
+from msdata_jax.cli.outputs import PICTURES, check_output, write_output
 from msdata_jax.simulate.batches import BASELINES
 from msdata_jax.simulate.cluster import MODELS, PLACEMENTS, SYNCS, Assumptions
 from msdata_jax.simulate.distributions import DISTRIBUTIONS
 from msdata_jax.simulate.plot import plot
-from msdata_jax.simulate.study import Study, run_study
+from msdata_jax.simulate.study import MOST_GPUS, Study, run_study
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class _Names(click.ParamType):
@@ -70,7 +74,7 @@ def _joined(values: Sequence[Any]) -> str:
     type=_Integers(),
     default=_joined(_STUDY.gpus),
     show_default=True,
-    help="Sizes of the job; each a multiple of tensor-parallel x pipeline-stages.",
+    help=f"Sizes of the job, up to {MOST_GPUS}; each a multiple of tensor-parallel x pipeline-stages.",
 )
 @click.option(
     "--context",
@@ -146,7 +150,7 @@ def _joined(values: Sequence[Any]) -> str:
     "--plot",
     "picture",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also draw speed-up over context into this PNG file (needs the extra `demo`).",
+    help="Also draw speed-up over context: .png, .pdf or .svg (needs the extra `demo`).",
 )
 def command(  # noqa: PLR0917 - click calls it by name
     gpus: tuple[int, ...],
@@ -199,15 +203,28 @@ def command(  # noqa: PLR0917 - click calls it by name
             samples_per_microbatch=samples_per_microbatch,
         ),
     )
-    result = run_study(study)
-    if picture is not None:
-        plot(result, picture)
-        print(f"wrote {picture}", file=sys.stderr)
+    check_output(picture, "--plot", PICTURES)
+    result = run_study(study, _Progress().see)
     if as_json:
         click.echo(json.dumps(result, indent=2))
     else:
         show(result)
-    return 0
+    return 0 if picture is None or write_output(picture, lambda: plot(result, picture)) else 1
+
+
+class _Progress:
+    """Says on stderr how far a study is: always on a terminal, else where it takes long."""
+
+    def __init__(self) -> None:
+        self._shows, self._said = sys.stderr.isatty(), time.monotonic()
+
+    def see(self, done: int, total: int) -> None:
+        """Count a row."""
+        if self._shows:
+            click.echo(f"\rrow {done} of {total}", err=True, nl=done == total)
+        elif time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            click.echo(f"row {done} of {total}", err=True)
 
 
 # --- tables -----------------------------------------------------------------------------------------------

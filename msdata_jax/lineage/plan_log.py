@@ -158,7 +158,7 @@ class PlanLogWriter:
             raise self._failure(error) from error
 
     def _failure(self, error: OSError) -> PlanError:
-        return PlanError(_not_written(self._path, error.strerror))
+        return PlanError(_not_written(self._path, error.strerror or str(error)))
 
 
 def check_new(path: Path) -> None:
@@ -171,7 +171,7 @@ def check_new(path: Path) -> None:
 
 
 def why_no_file(path: Path) -> str:
-    """Why the folder of `path` takes no new file, found out by making one without a name; empty if it does."""
+    """Why the folder of `path` takes no new file, found by making one without a name; empty if it does."""
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             return ""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from msdata_jax.plan import StepPlan
+from msdata_jax.planning.giants import dominance, num_giants
 from msdata_jax.planning.place_tree import ClientPlaceTree
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Effect, Send
@@ -159,7 +160,7 @@ def _slots_of(plan: StepPlan, client: Client, audience: Audience) -> tuple[dict[
 
 
 def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
-    source = plan.samples["source"]
+    source, costs = plan.samples["source"], plan.phase_costs.sum(axis=0)
     return {
         "digest": plan.digest,
         "content_digest": plan.content_digest,
@@ -172,6 +173,8 @@ def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
         "fill": plan.fill,
         "num_dropped": len(plan.dropped),
         "num_cut": plan.num_cut,
+        "dominance": float(dominance(costs, plan.num_groups)),
+        "num_giants": num_giants(costs, plan.num_groups),
         "note": plan.note,
     }
 

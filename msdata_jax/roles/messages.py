@@ -134,6 +134,8 @@ class Expect:
         fill: share of the step's places that are used.
         num_dropped: samples dropped since the step before.
         num_cut: segments that show a part of their sample only.
+        dominance: what no placement can bring the dearest group below, over the mean group; 1 is even.
+        num_giants: rows that cost more than a mean group.
         note: what is worth saying about the placement; else empty.
         num_slots: slots of the encoder's batch that this process holds; 0 where patches stay with their rows.
         patches_per_slot: patches in each.
@@ -160,6 +162,8 @@ class Expect:
     fill: float
     num_dropped: int
     num_cut: int
+    dominance: float
+    num_giants: int
     note: str
     num_slots: int
     patches_per_slot: int

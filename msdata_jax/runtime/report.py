@@ -19,6 +19,8 @@ class StepFigures:
         group_costs: of the last `HISTORY_STEPS` steps, int64 `[groups]` each: cost of each group.
         unbalanced_costs: the same, had the rows not been balanced.
         num_dropped: samples that no row could hold.
+        num_cut: segments that showed a part of their sample only.
+        num_giants: rows that cost more than a mean group of their step.
     """
 
     def __init__(self, source_names: Sequence[str]) -> None:
@@ -26,12 +28,12 @@ class StepFigures:
         self._samples = np.zeros(len(self._names), dtype=np.int64)
         self._tokens = np.zeros(len(self._names), dtype=np.int64)
         self._num_steps = 0
-        self._fill = self._imbalance = self._imbalance_unbalanced = 0.0  # sums over steps
+        self._fill = self._imbalance = self._imbalance_unbalanced = self._dominance = 0.0  # sums over steps
         self._first_wait_seconds = 0.0
         self._wait_seconds: deque[float] = deque(maxlen=HISTORY_STEPS)
         self.group_costs: deque[np.ndarray] = deque(maxlen=HISTORY_STEPS)
         self.unbalanced_costs: deque[np.ndarray] = deque(maxlen=HISTORY_STEPS)
-        self.num_dropped = 0
+        self.num_dropped = self.num_cut = self.num_giants = 0
 
     def add(self, expect: Expect, wait_seconds: float) -> None:
         """Count one step that was taken after a wait of `wait_seconds`."""
@@ -47,10 +49,16 @@ class StepFigures:
         self._imbalance_unbalanced += mean_imbalance([expect.unbalanced_costs])
         self.group_costs.append(expect.group_costs)
         self.unbalanced_costs.append(expect.unbalanced_costs)
+        self._dominance += expect.dominance
         self.num_dropped += expect.num_dropped
+        self.num_cut += expect.num_cut
+        self.num_giants += expect.num_giants
 
     def summary(self) -> dict[str, Any]:
-        """Plain values: sources, fill, imbalance (mean over steps of max/mean), data wait."""
+        """Plain values: sources, fill, imbalance (mean over steps of max/mean), data wait.
+
+        `imbalance_least` is what no placement can bring the imbalance below: above 1 where rows are giants.
+        """
         if not self._num_steps:
             return {"steps": 0, "sources": []}
         tokens = max(int(self._tokens.sum()), 1)
@@ -71,12 +79,15 @@ class StepFigures:
             "fill": self._fill / self._num_steps,
             "imbalance_balanced": self._imbalance / self._num_steps,
             "imbalance_unbalanced": self._imbalance_unbalanced / self._num_steps,
+            "imbalance_least": self._dominance / self._num_steps,
             "data_wait_ms": {
                 "p50": round(float(np.percentile(waits, 50)), 3),
                 "p95": round(float(np.percentile(waits, 95)), 3),
                 "first": round(1000 * self._first_wait_seconds, 1),
             },
             "num_dropped": self.num_dropped,
+            "num_cut": self.num_cut,
+            "num_giants": self.num_giants,
         }
 
 

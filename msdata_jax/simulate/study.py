@@ -1,6 +1,7 @@
 """A study: many simulated jobs, each strategy against the unbalanced one on the same samples."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from typing import Any
@@ -24,14 +25,23 @@ from msdata_jax.simulate.distributions import DISTRIBUTIONS
 from msdata_jax.simulate.memory import MemoryAssumptions, memory_rows
 from msdata_jax.simulate.strategies import STRATEGIES, Strategy, group, place, work
 
+MOST_GPUS = 2**17
+MOST_CONTEXT = 2**20
+MOST_STAGES = 2**10
+MOST_TOKENS = 2**32
+MOST_SAMPLES = 2**24
+"""Of a simulated step: what still takes minutes and few GB."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """Every combination of these is simulated.
 
     Attributes:
-        gpus: sizes of the job; each divides into data-parallel ranks (`Assumptions.ranks`).
-        contexts: longest sample in tokens.
+        gpus: sizes of the job, at most `MOST_GPUS`; each divides into data-parallel ranks
+            (`Assumptions.ranks`).
+        contexts: longest sample in tokens, from 256 to `MOST_CONTEXT`. The microbatches of a step over all
+            ranks hold at most `MOST_TOKENS` of them, or `MOST_SAMPLES` samples (baseline `count`).
         distributions: names of `DISTRIBUTIONS`.
         baselines: names of `BASELINES`.
         syncs: names of `SYNCS`.
@@ -62,12 +72,41 @@ class Study:
         _check_names("models", self.models, MODELS)
         if not self.gpus or not self.contexts:
             raise RecipeError("a study has at least one number of GPUs and one context")
-        for gpus in self.gpus:
-            self.assumptions.ranks(gpus)
-        if min(self.contexts) < 256:
-            raise RecipeError(f"a context is at least 256 tokens, got {min(self.contexts)}")
+        if min(self.contexts) < 256 or max(self.contexts) > MOST_CONTEXT:
+            raise RecipeError(
+                f"a context is at least 256 tokens and at most {MOST_CONTEXT}, got {_list(self.contexts)}"
+            )
+        self._check_size()
         if self.steps < 1 or self.seed < 0:
             raise RecipeError(f"steps is at least 1 and seed at least 0, got {self.steps} and {self.seed}")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of its result: a combination and strategy each."""
+        lists = (self.gpus, self.contexts, self.distributions, self.baselines, self.syncs, self.placements)
+        return math.prod(map(len, (*lists, self.models, STRATEGIES)))
+
+    def _check_size(self) -> None:
+        """Refuse what would run for hours before its first row."""
+        a = self.assumptions
+        if max(self.gpus) > MOST_GPUS:
+            raise RecipeError(f"gpus is at most {MOST_GPUS}, got {_list(self.gpus)}")
+        if a.pipeline_stages > MOST_STAGES:
+            raise RecipeError(f"pipeline_stages is at most {MOST_STAGES}, got {a.pipeline_stages}")
+        microbatches = max(a.ranks(gpus) for gpus in self.gpus) * a.microbatches
+        for what, each, most, baseline in (
+            ("tokens (ranks x microbatches x context)", max(self.contexts), MOST_TOKENS, "packed"),
+            ("samples (ranks x microbatches x samples)", a.samples_per_microbatch, MOST_SAMPLES, "count"),
+        ):
+            if baseline in self.baselines and microbatches * each > most:
+                raise RecipeError(
+                    f"a simulated step has at most {most} {what}, got {microbatches} microbatches of {each}; "
+                    "take fewer GPUs or microbatches"
+                )
+
+
+def _list(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _check_names(what: str, names: Sequence[str], known: Sequence[str] | Any) -> None:
@@ -79,15 +118,22 @@ def _check_names(what: str, names: Sequence[str], known: Sequence[str] | Any) ->
 Row = dict[str, Any]
 
 
-def run_study(study: Study) -> dict[str, Any]:
+def run_study(study: Study, on_done: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
     """Simulate all combinations.
+
+    Args:
+        study: what to simulate.
+        on_done: told how many rows there are and how many there will be, as they come.
 
     Returns:
         `assumptions`; `rows`, one for each combination and strategy, with `speedup` over `vanilla` and
         `ideal_speedup`, that of equal work everywhere; `memory` (see `memory.loader_memory`); `summary`, the
         mean and the extreme speed-ups of each strategy and context, for each baseline and for `all` of them.
     """
-    rows = list(simulate(study))
+    rows: list[Row] = []
+    for row in simulate(study):
+        rows.append(row)
+        on_done(len(rows), study.num_rows)
     return {
         "assumptions": {
             "cluster": asdict(study.assumptions),

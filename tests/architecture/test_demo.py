@@ -29,7 +29,8 @@ SOURCES = {
 }
 KEYS = {
     *("sources", "steps", "fill", "imbalance_balanced", "imbalance_unbalanced", "data_wait_ms", "step_ms"),
-    *("memory_pss_mb", "loss_first", "loss_last", "losses", "mesh", "versions", "num_dropped"),
+    *("memory_pss_mb", "loss_first", "loss_last", "losses", "mesh", "versions", "num_dropped", "num_cut"),
+    *("imbalance_least", "num_giants"),
 }
 
 
@@ -51,7 +52,7 @@ def test_demo(tmp_path: Path) -> None:
     assert report["steps"] == len(report["losses"]) == 3
     assert all(math.isfinite(loss) for loss in report["losses"])
     assert report["mesh"] == {"dp": 2, "cp": 2, "tp": 2}
-    assert 1.0 <= report["imbalance_balanced"] <= report["imbalance_unbalanced"]
+    assert 1.0 <= report["imbalance_least"] <= report["imbalance_balanced"] <= report["imbalance_unbalanced"]
     assert 0.9 < report["fill"] <= 1.0
     assert len(report["memory_pss_mb"]["loader"]) == 3
     for name in ("cost_per_rank.png", "training.png"):

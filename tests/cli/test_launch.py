@@ -7,9 +7,11 @@ import threading
 import time
 from pathlib import Path
 
+import click
 import pytest
 
-from msdata_jax.cli import launch
+from msdata_jax.cli import launch, serve
+from msdata_jax.errors import PlanError
 
 
 @pytest.fixture
@@ -83,3 +85,49 @@ def test_a_training_script_that_is_not_there_is_told_before_any_rank_starts(tmp_
     )
     with pytest.raises(launch.LaunchError, match=r"the training script nowhere\.py does not exist"):
         launch.command.main([str(tmp_path / "recipe.py"), "--", "nowhere.py"], standalone_mode=False)
+
+
+RECIPE = """
+import msdata_jax as msd
+strategy = msd.DGraph().mix({'s': 1}).pack(seq_len=8, rows=2)
+recipe = msd.Recipe(sources={'s': msd.Source([])}, strategy=strategy)
+"""
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "/proc"])
+def test_a_plan_log_that_cannot_be_written_is_told_before_any_rank_starts(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "train.py").write_text("")
+    log = tmp_path / folder / "plan.log"
+    arguments = ["--plan-log", str(log), str(tmp_path / "recipe.py"), "--", str(tmp_path / "train.py")]
+    with pytest.raises(PlanError, match=rf"the plan log {log} cannot be written: .*; name another file"):
+        launch.command.main(arguments, standalone_mode=False)
+
+
+def test_a_training_script_that_is_no_python_is_told_before_any_rank_starts(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "train.py").write_text("x = 1\nif x\n")
+    arguments = [str(tmp_path / "recipe.py"), "--", str(tmp_path / "train.py")]
+    with pytest.raises(launch.LaunchError, match=r"(?s)train\.py is no Python:.*line 2.*expected ':'"):
+        launch.command.main(arguments, standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("size", "train", "message"),
+    [
+        (7, ("--", "train.py"), "name 6 ranks, and 7 were started: start 6"),
+        (5, ("--", "train.py"), "name 6 ranks, and 5 were started: start 6"),
+        (6, (), "training ranks need their script"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 4])
+def test_every_rank_refuses_what_only_some_would_meet(
+    monkeypatch: pytest.MonkeyPatch, size: int, train: tuple[str, ...], message: str, rank: int
+) -> None:
+    monkeypatch.setenv("PMI_RANK", str(rank))
+    monkeypatch.setenv("PMI_SIZE", str(size))
+    arguments = ["--roles", "planner=1,loaders=3,trainers=2", "recipe.py", *train]
+    with pytest.raises((launch.LaunchError, click.UsageError), match=message):
+        serve.command.main(arguments, standalone_mode=False)

@@ -76,3 +76,60 @@ def _split(words: list[str], separator: str):
         else:
             group.append(word)
     yield group
+
+
+# --- recipes that raise
+
+
+def recipe_that_fails(folder: Path, text: str) -> str:
+    """What `msdata plan` says of a recipe."""
+    (folder / "beside.py").write_text("def load():\n    return open('/nowhere/at/all')\n")
+    (folder / "recipe.py").write_text(text)
+    done = msdata("plan", str(folder / "recipe.py"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    for ours in ("click", "runpy", "msdata_jax/", "importlib"):
+        assert ours not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "last"),
+    [
+        ("x = 1\nif x\n", 2, "SyntaxError: expected ':'"),
+        ("x = 1\n\nundefined\n", 3, "NameError: name 'undefined' is not defined"),
+        ("import no_such_module\n", 1, "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise ValueError('no folder given')\n", 1, "ValueError: no folder given"),
+        ("\nimport sys\nsys.exit('no data here')\n", 3, "SystemExit: no data here"),
+        ("import msdata_jax as msd\nmsd.Source([], block_size=0)\n", 2, "RecipeError: block_size"),
+        ("import json\n\njson.loads('{')\n", 3, "JSONDecodeError: Expecting property name"),
+        ("import jax\n", 1, "import JAX in train.py"),
+    ],
+)
+def test_a_recipe_that_raises_is_told_in_one_block(tmp_path: Path, text: str, line: int, last: str) -> None:
+    shown = recipe_that_fails(tmp_path, text)
+    assert shown.startswith(f"msdata: RecipeError: the recipe file {tmp_path}/recipe.py does not load: ")
+    assert f"{tmp_path}/recipe.py, line {line}\n" in shown
+    assert last in shown.splitlines()[-1]
+
+
+def test_a_module_beside_the_recipe_that_raises_is_named(tmp_path: Path) -> None:
+    text = (
+        "import beside\ntry:\n    beside.load()\nexcept OSError as error:\n    raise KeyError(1) from error\n"
+    )
+    shown = recipe_that_fails(tmp_path, text)
+    assert f'File "{tmp_path}/beside.py", line 2, in load' in shown
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/at/all'" in shown
+    assert shown.rstrip().endswith("KeyError: 1")
+
+
+def test_only_the_program_keeps_jax_out(tmp_path: Path) -> None:
+    """Commands called as functions leave the process as it was."""
+    from click.testing import CliRunner
+
+    from msdata_jax.cli.plan import command
+
+    (tmp_path / "recipe.py").write_text("recipe = 3\n")
+    before = sys.modules.get("jax", "not imported")
+    CliRunner().invoke(command, [str(tmp_path / "recipe.py")])
+    assert sys.modules.get("jax", "not imported") is before

@@ -57,6 +57,8 @@ def test_a_mesh_from_its_text() -> None:
         ("dp=2,=3", 1, r"'=3'"),
         ("", 1, r"'' in ''"),
         ("dp=2,dp=2", 1, r"distinct axes"),
+        ("dp=1025,tp=1024", 1, r"at most 1048576 devices"),
+        ("dp=" + 9999 * "9", 1, r"at most 1048576 devices"),
         ("dp=4", 3, r"4 devices of 'dp=4' do not divide by --processes 3"),
     ],
 )
@@ -193,7 +195,6 @@ def test_advice_to_balance_says_what_it_would_bring() -> None:
         (pack(seq_len=20), "samples longer than half a row"),
         (pack(oversize="truncate", seq_len=12), "exceed seq_len=12; their ends are left out"),
         (pack().balance("lpt", objective="microbatch"), "objective='microbatch' with one microbatch"),
-        (pack().balance("lpt", objective="pipeline"), "without distribute(pipeline_axis=...)"),
         (msd.DGraph().bucket({16: 8, 64: 2, 128: 2}).distribute("dp"), "Bucket of 16 places: 5 of 5 steps"),
         (msd.DGraph().bucket({16: 8, 64: 2, 128: 2}).distribute("dp"), "Bucket of 128 places: no step"),
     ],
@@ -251,6 +252,7 @@ def test_one_object_and_a_log(job_data: Path, tmp_path: Path) -> None:
     assert [logged.plan.digest for logged in log] == [step["digest"] for step in result["steps"]]
     assert log.header.loaders == []
     assert log.delivered == -1
+    assert f"wrote {tmp_path / 'log'}\n" in done.stderr
     again = msdata_plan("--log", str(tmp_path / "log"), data=job_data)
     assert again.returncode == 2
     assert "is there already" in again.stderr
@@ -264,6 +266,7 @@ def test_tables_and_pictures(job_data: Path, tmp_path: Path) -> None:
         assert words in done.stdout
     for path in (plan, draw):
         assert Path(path).read_bytes().startswith(b"\x89PNG")
+        assert f"wrote {path}\n" in done.stderr
     done = msdata_plan("--draw", text, data=job_data)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
@@ -273,7 +276,11 @@ def test_tables_and_pictures(job_data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--draw", "strategy.pdf"), "--draw writes .png or .mmd"),
+        (("--draw", "strategy.gif"), "--draw writes .png, .pdf, .svg or .mmd, by the file's suffix"),
+        (("--plot", "plan.mmd"), "--plot writes .png, .pdf or .svg"),
+        (("--plot", "/nowhere/plan.png"), "--plot /nowhere/plan.png cannot be written: No such file"),
+        (("--draw", "/proc/draw.mmd"), "--draw /proc/draw.mmd cannot be written"),
+        (("--mesh", "dp=1000000000"), "at most 1048576 devices, got 'dp=1000000000'"),
         (("--processes", "2"), "give --mesh"),
         (("--mesh", "dp=5"), "does not divide by 5 groups"),
     ],
@@ -297,8 +304,63 @@ def test_pictures_of_large_jobs_are_drawn_too(tmp_path: Path) -> None:
     plot_dry_run(figures, tmp_path / "plan.png", title="many")
     draw_strategy(strategy, recipe.source_names, layout, tmp_path / "draw.png")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+    for suffix, begin in ((".pdf", b"%PDF"), (".svg", b"<?xml"), (".PNG", b"\x89PNG")):
+        plot_dry_run(figures, tmp_path / f"plan{suffix}", title="many")
+        assert (tmp_path / f"plan{suffix}").read_bytes().startswith(begin)
     with pytest.raises(RecipeError, match="cannot write the picture"):
         plot_dry_run(figures, tmp_path / "no folder" / "plan.png", title="many")
+
+
+def test_a_source_has_one_colour_in_all_panels(job_data: Path) -> None:
+    from matplotlib.colors import to_hex
+    from matplotlib.figure import Figure
+
+    from msdata_jax.cli.plots import _draw_lengths, _draw_mixture
+
+    with DryRun(make_recipe(job_data), parse_mesh("dp=2")) as run:
+        figures = gather(run, 5)
+    mixture, lengths = Figure().subplots(1, 2)
+    _draw_mixture(mixture, figures)
+    _draw_lengths(lengths, figures)
+    names = [label.get_text() for label in mixture.get_yticklabels()]
+    bars = dict(zip(names, (to_hex(bar.get_facecolor()) for bar in mixture.patches), strict=True))
+    handles, labels = lengths.get_legend_handles_labels()
+    areas = {name: to_hex(each.get_facecolor()) for name, each in zip(labels, handles, strict=True)}
+    assert bars == areas
+    assert len(set(bars.values())) == 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "title"),
+    [
+        (pack(), "Work of each data-parallel rank"),
+        (
+            pack().cost(backbone=lambda infos: infos["tokens"], encoder=lambda infos: infos["tokens"]),
+            "Work of each data-parallel rank (backbone and encoder)",
+        ),
+    ],
+)
+def test_the_picture_says_whether_the_encoder_is_in_it(strategy: msd.DGraph, title: str) -> None:
+    from matplotlib.figure import Figure
+
+    from msdata_jax.cli.plots import _draw_rank_costs
+
+    plan = figures_of(strategy, MIXED).worst
+    assert plan is not None
+    axes = Figure().subplots()
+    _draw_rank_costs(axes, plan)
+    assert axes.get_title() == f"{title}, step {plan.step}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_where_the_disk_is_full_the_tables_are_shown_first(job_data: Path, tmp_path: Path) -> None:
+    for option, name in (("--plot", "plan.png"), ("--draw", "draw.mmd")):
+        (tmp_path / name).symlink_to("/dev/full")
+        done = msdata_plan("--mesh", "dp=2", "--steps", "2", option, str(tmp_path / name), data=job_data)
+        assert done.returncode == 1
+        assert "Advice" in done.stdout
+        assert f"{name} was not written: " in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_dry_run_loads_no_framework(job_data: Path) -> None:

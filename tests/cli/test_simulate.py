@@ -1,4 +1,5 @@
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,22 +58,64 @@ def test_table() -> None:
 def test_plot(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    picture = tmp_path / "speedup.png"
-    result = run("--plot", str(picture))
-    assert result.exit_code == 0
-    assert f"wrote {picture}" in result.stderr
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    for name, contexts, begin in (
+        ("speedup.png", "1024,2048", b"\x89PNG\r\n"),
+        ("speedup.svg", "1024", b"<?xml"),
+        ("speedup.pdf", "1024", b"%PDF"),
+    ):
+        picture = tmp_path / name
+        result = run("--plot", str(picture), "--context", contexts)
+        assert result.exit_code == 0
+        assert f"wrote {picture}\n" in result.stderr
+        assert picture.read_bytes().startswith(begin)
+
+
+def test_one_context_is_points_with_their_range(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from msdata_jax.simulate.plot import _panel
+
+    rows = json.loads(run("--json", "--context", "1024", "--distribution", "coyo").stdout)["rows"]
+    axes = Figure().subplots()
+    _panel(axes, rows)
+    shown = {bars.get_label(): bars for bars in axes.containers}
+    assert list(shown) == ["backbone balanced", "backbone and encoder balanced", "all work in equal parts"]
+    for strategy, label in (("backbone", "backbone balanced"), ("hybrid", "backbone and encoder balanced")):
+        speedups = [row["speedup"] for row in rows if row["strategy"] == strategy]
+        point, _, (bar,) = shown[label].lines
+        assert point.get_ydata()[0] == pytest.approx(sum(speedups) / len(speedups))
+        ends = bar.get_segments()[0][:, 1]
+        assert sorted(ends) == pytest.approx([min(speedups), max(speedups)])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_where_the_disk_is_full_the_tables_are_shown_first(tmp_path: Path) -> None:
+    (tmp_path / "full.svg").symlink_to("/dev/full")
+    line = [sys.executable, "-m", "msdata_jax", "simulate", *SMALL, "--plot", str(tmp_path / "full.svg")]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "Assumptions" in done.stdout
+    assert "full.svg was not written: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_progress_of_long_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = simulate._Progress()
+    progress.see(1, 3)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(simulate, "SECONDS_BETWEEN_LINES", 0.0)
+    progress.see(2, 3)
+    assert capsys.readouterr().err == "row 2 of 3\n"
 
 
 def test_plot_into_a_missing_folder(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    with pytest.raises(RecipeError, match=r"cannot write the picture to .*missing"):
+    with pytest.raises(RecipeError, match=r"--plot .*missing/speedup\.png cannot be written: No such file"):
         run("--plot", str(tmp_path / "missing" / "speedup.png"))
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(RecipeError, match=r"pip install 'msdata-jax\[demo\]'"):
         run("--plot", str(tmp_path / "speedup.png"))
 
@@ -98,6 +141,24 @@ def test_bad_values(arguments: tuple[str, ...], message: str) -> None:
 def test_gpus_that_do_not_divide() -> None:
     with pytest.raises(RecipeError, match="tensor_parallel x pipeline_stages = 4 x 8 = 32, got 600"):
         run("--gpus", "600")
+
+
+def test_sizes_that_would_run_for_hours_are_refused_at_once() -> None:
+    for arguments, message in (
+        (("--gpus", "100000000"), "gpus is at most 131072, got 100000000"),
+        (("--context", "2000000"), "at most 1048576, got 2000000"),
+        (("--pipeline-stages", "2048", "--gpus", "8192"), "pipeline_stages is at most 1024, got 2048"),
+        (("--gpus", "131072", "--context", "131072"), "at most 4294967296 tokens"),
+        (("--microbatches", "100000000"), "200000000 microbatches of 2048; take fewer"),
+        (("--samples-per-microbatch", "1000000"), "at most 16777216 samples"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            run(*arguments)
+
+
+def test_a_picture_with_another_suffix_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"--plot writes \.png, \.pdf or \.svg, .*got speedup\.gif"):
+        run("--plot", "speedup.gif")
 
 
 def test_help_explains_itself() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from jobs.recipe import make_recipe
 from jobs_runner import JOBS, environment, global_batch, launch_line
 
+from msdata_jax.cli.launch import command_line
 from msdata_jax.lineage import PlanLog, row_segments, segment_origin
 from msdata_jax.sources.reader import SourceReader
 
@@ -78,6 +80,73 @@ def test_a_log_that_is_there_fails_before_any_rank_starts(job: Path, job_data: P
     )
     assert done.returncode == 2
     assert "is there already" in done.stderr
+
+
+RECIPE = """
+import os
+import numpy as np
+import msdata_jax as msd
+if os.environ.get("PMI_RANK") in os.environ.get("FAILING_RANKS", "").split(","):
+    raise ValueError("the folder of the data is not mounted here")
+records = [{"tokens": np.full(4, 3, np.int32)}] * 50
+strategy = msd.DGraph().mix({"s": 1}).pack(seq_len=16, rows=4).distribute("dp")
+recipe = msd.Recipe(sources={"s": msd.Source(records)}, strategy=strategy)
+"""
+TRAIN = """
+import msdata_jax as msd
+msd.initialize(use_jax=False)
+from recipe import recipe
+with msd.DataLoader(recipe) as loader:
+    for _ in loader:
+        pass
+"""
+
+
+def run_ranks(
+    folder: Path, *options: str, **variables: str
+) -> tuple[float, subprocess.CompletedProcess[str]]:
+    """A planner, two loaders and a trainer, without the checks of `msdata launch`; the seconds it took."""
+    (folder / "recipe.py").write_text(RECIPE)
+    (folder / "train.py").write_text(TRAIN)
+    line = command_line(
+        loaders=2,
+        trainers=1,
+        data_options=options,
+        recipe=folder / "recipe.py",
+        train=[str(folder / "train.py")],
+    )
+    begin = time.monotonic()
+    done = subprocess.run(
+        line,
+        env=environment(folder, **variables),
+        timeout=60,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return time.monotonic() - begin, done
+
+
+def test_a_log_that_the_planner_cannot_write_ends_the_job(tmp_path: Path) -> None:
+    seconds, done = run_ranks(tmp_path, "--plan-log", "/nowhere/plan.log")
+    assert done.returncode != 0
+    assert seconds < 30
+    assert done.stdout.count("the plan log /nowhere/plan.log cannot be written: No such file") == 1
+    assert "msdata: rank 0 (planner) failed:\nPlanError: " in done.stdout
+    assert "training stopped, since rank 0 failed" in done.stdout
+
+
+@pytest.mark.parametrize(("ranks", "role"), [("0", "planner"), ("2", "loader"), ("0,1,2", "planner")])
+def test_a_recipe_that_does_not_load_on_some_ranks_ends_the_job(
+    tmp_path: Path, ranks: str, role: str
+) -> None:
+    seconds, done = run_ranks(tmp_path, FAILING_RANKS=ranks)
+    assert done.returncode != 0
+    assert seconds < 30
+    assert f"rank {ranks[0]} ({role}) failed:\nRecipeError: the recipe file" in done.stdout
+    assert done.stdout.count("ValueError: the folder of the data is not mounted here\n") == 1
+    assert "serve.py" not in done.stdout
 
 
 def test_inspect_reads_it(job: Path) -> None:

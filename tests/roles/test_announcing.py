@@ -148,3 +148,19 @@ def test_steps_of_a_window_are_composed_as_their_samples_come():
         for one in (job, plain)
     ]
     assert positions[0] == positions[1]  # the window holds what its steps would have
+
+
+def test_giants_and_what_no_placement_can_even_out_are_told():
+    graph = DGraph().mix({"a": 1}).pad(seq_len=8, rows=4).cost(backbone=lambda infos: infos["tokens"] ** 2)
+    job = start_job(
+        make_recipe(weights={"a": 1}, graph=graph.distribute("dp").balance()),
+        make_placement(num_loaders=1, num_constructors=2),
+    )
+    (_, lease), *_ = job.leases
+    block = whole_block(lease)
+    block.infos["tokens"] = [8, 1, 1, 2, 4, 4, 4, 4]
+    job.leases.pop(0)
+    job.tell(1, block)
+    first, second = job.steps(2)[:2]
+    assert (first.num_giants, first.dominance) == (1, 64 / 35)  # 64 + 1 + 1 + 4 over two groups
+    assert (second.num_giants, second.dominance) == (0, 1.0)

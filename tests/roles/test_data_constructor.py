@@ -49,6 +49,8 @@ def expect(step, lengths=((2, 1), (4,)), relay_to=(), seq_len=4):
         fill=1.0,
         num_dropped=0,
         num_cut=0,
+        dominance=1.0,
+        num_giants=0,
         note="",
         num_slots=0,
         patches_per_slot=0,

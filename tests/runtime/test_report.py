@@ -15,12 +15,22 @@ def test_figures_are_over_all_steps_and_memory_is_bounded(monkeypatch: pytest.Mo
     for step in range(10):
         costs = np.array([1, 1 + step])
         figures.add(
-            replace(expect(step), group_costs=costs, unbalanced_costs=2 * costs, fill=step / 10),
+            replace(
+                expect(step),
+                group_costs=costs,
+                unbalanced_costs=2 * costs,
+                fill=step / 10,
+                dominance=1 + step / 10,
+                num_giants=step % 2,
+                num_cut=2,
+            ),
             wait_seconds=100.0 if step == 0 else 0.001 * step,
         )
     summary = figures.summary()
     assert summary["steps"] == 10
     assert summary["fill"] == pytest.approx(0.45)
+    assert summary["imbalance_least"] == pytest.approx(1.45)
+    assert (summary["num_giants"], summary["num_cut"]) == (5, 20)
     mean = np.mean([(1 + step) / (1 + step / 2) for step in range(10)])
     assert summary["imbalance_balanced"] == summary["imbalance_unbalanced"] == pytest.approx(mean)
     assert summary["data_wait_ms"] == {"p50": 8.0, "p95": 8.9, "first": 100_000.0}
