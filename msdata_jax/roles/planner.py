@@ -58,6 +58,7 @@ class Planner:
         self._holdings = Holdings([source.block_size for source in recipe.sources.values()])
         self._demand = np.zeros(len(self._names))
         self._wanted: int | None = None
+        self._wanted_ahead = 0
         self._left: dict[int, Any] = {}
         self._farewells: dict[int, Any] = {}
 
@@ -100,9 +101,7 @@ class Planner:
                 return self._begin()
             case m.BlockReady():
                 self._take_block(message)
-                # No step can be composed before the source that it waits for is known further.
-                waits = self._wanted not in (None, message.source)
-                return self._lease() if waits else self._advance()
+                return self._lease() if self._waits_for_more() else self._advance()
             case m.Delivered():
                 self._delivered[sender] = message.step
                 return [*self._release(), *self._advance()]
@@ -191,6 +190,14 @@ class Planner:
             effects += planned
         return [*effects, *self._lease()]
 
+    def _waits_for_more(self) -> bool:
+        """Whether composing again would be in vain, or likely so while more of that source is under way."""
+        if self._wanted is None:
+            return False
+        stream = self._streams[self._wanted]
+        known = len(stream.ahead) >= self._wanted_ahead or stream.ended or stream.failure is not None
+        return not known and stream.num_leased_positions > 0
+
     def _has_credit(self) -> bool:
         return self._state.step <= min(self._delivered.values()) + self._steps_ahead
 
@@ -213,7 +220,11 @@ class Planner:
             failure = self._streams[composed.source].failure
             if failure is not None:
                 return self._end(step, f"step {step}: {failure}")
-            self._wanted = composed.source
+            stream = self._streams[composed.source]
+            self._wanted, self._wanted_ahead = composed.source, 1 + len(stream.ahead) * 9 // 8
+            # Steps are larger than was thought: lease twice what is known, so that a first step starts soon.
+            least = 2 * len(stream.ahead) / (1 + self._steps_ahead)
+            self._demand[composed.source] = max(self._demand[composed.source], least)
             return None
         if isinstance(composed, EndOfData):
             return self._end(step, "")

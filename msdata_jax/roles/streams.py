@@ -24,10 +24,16 @@ class SourceStream:
         self._known_to = 0
         self._waiting: dict[int, tuple[int, np.ndarray, Sequence[BadSample]]] = {}
         self._last_good = -1
-        self.ahead: np.ndarray = np.empty(0, dtype=dtype)
+        self._infos = np.empty(64, dtype=dtype)  # samples ahead from `_first` to `_end`, then room for more
+        self._first = self._end = 0
         self.failure: str | None = None
         self.num_bad = 0
         self.bad: list[BadSample] = []
+
+    @property
+    def ahead(self) -> np.ndarray:
+        """SampleInfo records of the samples behind the last drawn one, as far as they are known in order."""
+        return self._infos[self._first : self._end]
 
     @property
     def ended(self) -> bool:
@@ -67,13 +73,15 @@ class SourceStream:
 
     def drop(self, count: int) -> None:
         """Forget the first `count` samples ahead: they were drawn."""
-        self.ahead = self.ahead[count:]
+        self._first += count
 
     def _append(self, infos: np.ndarray, bad: Sequence[BadSample]) -> None:
         fatal = self._fatal_position(bad)
         if fatal is not None:
             infos = infos[infos["position"] < fatal.position]
-        self.ahead = np.concatenate([self.ahead, infos])
+        self._reserve(len(infos))
+        self._infos[self._end : self._end + len(infos)] = infos
+        self._end += len(infos)
         if len(infos):
             self._last_good = int(infos["position"][-1])
         elif self.failure is None and self._known_to - self._last_good > self._num_records:
@@ -81,6 +89,14 @@ class SourceStream:
                 f"source {self._name!r} yielded no sample in a whole epoch of {self._num_records} records "
                 f"({self.num_bad} bad ones); look at its transforms and filters, or give it weight 0"
             )
+
+    def _reserve(self, count: int) -> None:
+        """Make room behind the end, in a new array of twice what is ahead, so that copies stay rare."""
+        if self._end + count > len(self._infos):
+            ahead = self.ahead
+            self._infos = np.empty(2 * (len(ahead) + count), dtype=ahead.dtype)
+            self._infos[: len(ahead)] = ahead
+            self._first, self._end = 0, len(ahead)
 
     def _fatal_position(self, bad: Sequence[BadSample]) -> BadSample | None:
         """The bad sample that the policy does not allow to pass, if there is one; fills `failure`."""

@@ -490,3 +490,15 @@ def test_messages_are_plain_enough_to_travel():
     for _, message in job.sent:
         assert re.fullmatch(r"[A-Za-z]+", type(message).__name__)
         assert type(message) in m.WIRE_MESSAGES
+
+
+def test_a_first_step_of_many_blocks_is_leased_in_few_rounds():
+    """A round is what is read at once; nobody knew that the step has 130 blocks."""
+    graph = DGraph().mix({"a": 1}).pack(seq_len=64, rows=64)
+    job = start_job(make_recipe(weights={"a": 1}, graph=graph), make_placement(num_loaders=2))
+    rounds = 0
+    while not job.steps():
+        job.read()
+        rounds += 1
+    assert 130 <= len(job.messages(m.Lease)) <= 4 * 130  # the step, and those that may be planned ahead
+    assert rounds <= 12
