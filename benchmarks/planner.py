@@ -31,6 +31,7 @@ from msdata_jax.planning.graph import Composed, DGraph, Gathered, initial_state
 from msdata_jax.planning.merging import merge_by_due_time
 from msdata_jax.planning.partitioning import Method, loads, lower_bound, partition
 from msdata_jax.planning.place_tree import MeshLayout
+from msdata_jax.roles.announcing import Audience, Client, announce
 
 Result = TypeVar("Result")
 Row = dict[str, Any]
@@ -67,7 +68,8 @@ NOTES = (
     "plan_ms: a whole step of four sources in microbatches of one row: compose_ms (of which mix_ms merges "
     "the sources) + place_ms + hash_ms. Where a row of each group holds more than `samples` samples the "
     "step has more: plan_samples. plan_ratio is the step's time with a barrier behind encoder and "
-    "backbone over that of even groups; digest begins that of the step's content and placement",
+    "backbone over that of even groups; digest begins that of the step's content and placement; announce_ms, not "
+    "in plan_ms, makes the messages to a process for each group and to 64 loaders",
     "two objectives: the same time for single samples, with a partition by the backbone alone, by the "
     "sum, by both (vector); decoupled gives each objective a partition of its own, which no common one "
     "can have",
@@ -143,9 +145,25 @@ def _measure(num_parts: int, num_samples: int, distribution: str, rounds: int) -
         "mix_ms": round(mix_ms, 2),
         "compose_ms": round(compose_ms, 2),
         "hash_ms": round(digest_ms, 2),
+        "announce_ms": round(_announce_ms(stream, placed, rounds), 2),
         "dominance": _round(np.mean([float(dominance(each, num_parts)) for each in costs])),
     }
     return rows, content
+
+
+def _announce_ms(stream: Stream, placed: StepPlan, rounds: int) -> float:
+    """Milliseconds of the messages that tell each group, a process each, and 64 loaders of a step."""
+    processes = range(placed.num_groups)
+    clients = [
+        Client(rank=p, process=p, relay_to=[], is_leader=True, is_fed=False, needs_data=True)
+        for p in processes
+    ]
+    audience = Audience(
+        tree=stream.tree, clients=clients, row_axes=("dp",), encoder_axes=(), num_sources=len(SHARES)
+    )
+    is_last = np.ones(len(placed.samples), dtype=bool)
+    owners = lambda infos: infos["position"] % 64  # noqa: E731
+    return _best(lambda: announce(placed, is_last, audience, owners), rounds)[0]
 
 
 def _barrier_time(plan: StepPlan) -> float:

@@ -97,23 +97,20 @@ def announce(plan: StepPlan, is_last: np.ndarray, audience: Audience, owners: Ow
     """
     row_of_content = np.empty(plan.num_rows, dtype=np.int64)
     row_of_content[plan.order] = np.arange(plan.num_rows)
-    batch_row = row_of_content[plan.row]
+    of_row = _Members(row_of_content[plan.row], plan.num_rows)
+    of_slot = _Members(plan.slot, plan.num_slots)
     figures = _figures(plan, audience.num_sources)
     effects: list[Effect] = []
     wanted: list[np.ndarray] = []
     for client in audience.clients:
         rows = audience.tree.rows_of_process(client.process, audience.row_axes, plan.num_rows)
-        local = np.full(plan.num_rows, -1, dtype=np.int64)
-        if client.is_leader or client.is_fed:
-            local[rows] = np.arange(len(rows))
-        mine = np.flatnonzero(local[batch_row] >= 0)
-        mine = mine[np.argsort(local[batch_row[mine]], kind="stable")]
-        slots, images = _slots_of(plan, client, audience)
+        mine, row = of_row.of(rows if client.is_leader or client.is_fed else rows[:0])
+        slots, images = _slots_of(plan, client, audience, of_slot)
         expect = m.Expect(
             step=plan.step,
             rows=rows,
             infos=plan.samples[mine],
-            row=local[batch_row[mine]].astype(np.int32),
+            row=row.astype(np.int32),
             offset=plan.offset[mine],
             start=plan.start[mine],
             length=plan.length[mine],
@@ -138,21 +135,39 @@ def _wanted(rank: int, segments: np.ndarray, *, for_slots: bool) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def _slots_of(plan: StepPlan, client: Client, audience: Audience) -> tuple[dict[str, Any], np.ndarray]:
+class _Members:
+    """Segments by what they belong to: looked up for every client, so sorted once.
+
+    Args:
+        key: int `[segments]`; -1 for those that belong to nothing.
+        num_keys: keys are below it.
+    """
+
+    def __init__(self, key: np.ndarray, num_keys: int) -> None:
+        self._by_key = np.argsort(key, kind="stable")
+        self._first = np.searchsorted(key[self._by_key], np.arange(num_keys + 1))
+
+    def of(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Int64 `[k]` each: the segments of some keys, key by key, and the place in `keys` of each one's."""
+        count = self._first[keys + 1] - self._first[keys]
+        place = np.repeat(np.arange(len(keys)), count)
+        within = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
+        return self._by_key[self._first[keys][place] + within], place
+
+
+def _slots_of(
+    plan: StepPlan, client: Client, audience: Audience, of_slot: _Members
+) -> tuple[dict[str, Any], np.ndarray]:
     """The slots of the encoder's batch that a process holds, as in `Expect`, and the segments in them."""
     parts = np.empty(0, dtype=np.int64)
     if plan.num_slots:
         parts = np.array(audience.tree.parts_of_process(client.process, audience.encoder_axes))
-    local = np.full(plan.num_slots + 1, -1, dtype=np.int64)  # the last entry stands for slot -1
-    if client.needs_data:
-        local[parts] = np.arange(len(parts))
-    images = np.flatnonzero(local[plan.slot] >= 0)
-    images = images[np.argsort(local[plan.slot[images]], kind="stable")]
+    images, slot = of_slot.of(parts if client.needs_data else parts[:0])
     first = plan.first_patch[images] if plan.num_slots else images
     fields = {
         "num_slots": len(parts),
         "patches_per_slot": plan.patches_per_slot,
-        "slot": local[plan.slot[images]].astype(np.int32),
+        "slot": slot.astype(np.int32),
         "slot_first": first.astype(np.int32),
         "slot_patches": plan.samples["patches"][images].astype(np.int32),
     }
@@ -196,9 +211,11 @@ def _orders(plan: StepPlan, is_last: np.ndarray, wanted: np.ndarray, owners: Own
         "is_image": np.concatenate([for_slots, dropped]).astype(bool),
     }
     owner = owners(keys)
+    by_owner = np.argsort(owner, kind="stable")
+    loaders, first = np.unique(owner[by_owner], return_index=True)
     effects: list[Effect] = []
-    for loader in np.unique(owner).tolist():
-        mine = {name: column[owner == loader] for name, column in columns.items()}
-        order = m.Order(step=plan.step, without_patches=plan.num_slots > 0, **mine)
+    for loader, mine in zip(loaders.tolist(), np.split(by_owner, first[1:]), strict=True):
+        of_loader = {name: column[mine] for name, column in columns.items()}
+        order = m.Order(step=plan.step, without_patches=plan.num_slots > 0, **of_loader)
         effects.append(Send(rank=loader, message=order))
     return effects

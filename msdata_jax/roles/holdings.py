@@ -15,8 +15,8 @@ class Holdings:
 
     def __init__(self, block_sizes: Sequence[int]) -> None:
         self._block_sizes = np.array(block_sizes, dtype=np.int64)
-        self._owner: dict[tuple[int, int], int] = {}
-        self._promised: dict[tuple[int, int], int] = {}
+        self._owner: dict[int, int] = {}  # by block, as `_block` numbers them
+        self._promised: dict[int, int] = {}
         self._block_bytes = [1] * len(block_sizes)
         self._held_bytes: Counter[int] = Counter()
         self._step_bytes: dict[int, Counter[int]] = {}
@@ -27,28 +27,28 @@ class Holdings:
 
     def lease(self, loader: int, source: int, start: int) -> None:
         """A loader was told to read the block that starts at position `start`."""
-        self._owner[source, start] = loader
-        self._promised[source, start] = self._block_bytes[source]
+        block = self._block(source, start)
+        self._owner[block] = loader
+        self._promised[block] = self._block_bytes[source]
         self._held_bytes[loader] += self._block_bytes[source]
 
     def report(self, source: int, start: int, num_bytes: int) -> None:
         """A leased block was read."""
-        loader = self._owner[source, start]
-        self._held_bytes[loader] += num_bytes - self._promised.pop((source, start))
+        block = self._block(source, start)
+        self._held_bytes[self._owner[block]] += num_bytes - self._promised.pop(block)
         self._block_bytes[source] = max(num_bytes, 1)
 
     def owners(self, infos: np.ndarray) -> np.ndarray:
         """int64 `[samples]`: the loader that holds each sample of SampleInfo records."""
-        pairs, inverse = np.unique(self._blocks(infos), axis=0, return_inverse=True)
-        owners = np.array([self._owner[source, start] for source, start in pairs.tolist()], dtype=np.int64)
-        return owners[inverse.reshape(-1)]
+        blocks, inverse = np.unique(self._blocks(infos), return_inverse=True)
+        return np.array([self._owner[block] for block in blocks.tolist()], dtype=np.int64)[inverse]
 
     def plan_step(self, step: int, infos: np.ndarray) -> None:
         """The samples `infos`, each once, leave the buffers when `step` is released."""
-        owners = self.owners(infos)
-        self._step_bytes[step] = Counter(
-            {loader: int(infos["num_bytes"][owners == loader].sum()) for loader in np.unique(owners).tolist()}
-        )
+        loaders, inverse = np.unique(self.owners(infos), return_inverse=True)
+        num_bytes = np.zeros(len(loaders), dtype=np.int64)
+        np.add.at(num_bytes, inverse, infos["num_bytes"])
+        self._step_bytes[step] = Counter(dict(zip(loaders.tolist(), num_bytes.tolist(), strict=True)))
 
     def release(self, step: int) -> None:
         """Steps up to `step` are delivered everywhere."""
@@ -57,16 +57,19 @@ class Holdings:
 
     def forget_before(self, positions: np.ndarray, waiting: Sequence[np.ndarray]) -> None:
         """No sample before `positions` int64 `[sources]` will be asked for again, but for those `waiting`."""
-        first = positions // self._block_sizes * self._block_sizes
-        blocks = np.concatenate([np.empty((0, 2), dtype=np.int64), *map(self._blocks, waiting)])
-        wanted = {(source, start) for source, start in np.unique(blocks, axis=0).tolist()}
+        num_sources = len(self._block_sizes)
+        first = (positions // self._block_sizes).tolist()
+        wanted = set(np.concatenate([np.empty(0, dtype=np.int64), *map(self._blocks, waiting)]).tolist())
         self._owner = {
             block: loader
             for block, loader in self._owner.items()
-            if block[1] >= first[block[0]] or block in wanted
+            if block // num_sources >= first[block % num_sources] or block in wanted
         }
 
+    def _block(self, source: int, start: int) -> int:
+        return start // int(self._block_sizes[source]) * len(self._block_sizes) + source
+
     def _blocks(self, infos: np.ndarray) -> np.ndarray:
-        """int64 `[samples, 2]`: source and first position of the block that each sample is in."""
-        sizes = self._block_sizes[infos["source"]]
-        return np.stack([infos["source"], infos["position"] // sizes * sizes], axis=1)
+        """int64 `[samples]`: number of the block that each sample is in, among the blocks of all sources."""
+        source = infos["source"].astype(np.int64)
+        return infos["position"] // self._block_sizes[source] * len(self._block_sizes) + source
