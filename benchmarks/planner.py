@@ -68,8 +68,8 @@ NOTES = (
     "plan_ms: a whole step of four sources in microbatches of one row: compose_ms (of which mix_ms merges "
     "the sources) + place_ms + hash_ms. Where a row of each group holds more than `samples` samples the "
     "step has more: plan_samples. plan_ratio is the step's time with a barrier behind encoder and "
-    "backbone over that of even groups; digest begins that of the step's content and placement; announce_ms, not "
-    "in plan_ms, makes the messages to a process for each group and to 64 loaders",
+    "backbone over that of even groups; digest begins that of the step's content and placement. "
+    "announce_ms, not in plan_ms, makes the messages to a process for each group and to 64 loaders",
     "two objectives: the same time for single samples, with a partition by the backbone alone, by the "
     "sum, by both (vector); decoupled gives each objective a partition of its own, which no common one "
     "can have",
