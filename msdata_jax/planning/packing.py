@@ -156,16 +156,18 @@ class _Rows:
     def __init__(self, pack: Pack, shape: Shape) -> None:
         self.count, self.seq_len = shape.rows, shape.seq_len
         self.patches_per_row = pack.patches_per_row
-        self.segments_per_row = pack.segments_per_row or shape.seq_len
+        self.segments_per_row = pack.segments_per_row  # None: places run out first
         self.room = np.full(shape.rows, shape.seq_len, dtype=np.int64)
         self.patch_room = np.full(shape.rows, pack.patches_per_row, dtype=np.int64)
-        self.segment_room = np.full(shape.rows, self.segments_per_row, dtype=np.int64)
+        self.segment_room = np.full(shape.rows, self.segments_per_row or shape.seq_len, dtype=np.int64)
 
     def fill(self, row: np.ndarray | int, units: Units, chosen: np.ndarray | int) -> None:
         """Put units `chosen` into rows `row`, no two into the same."""
         self.room[row] -= units.length[chosen]
-        self.patch_room[row] -= units.patches[chosen]
-        self.segment_room[row] -= units.segments[chosen]
+        if self.patches_per_row:
+            self.patch_room[row] -= units.patches[chosen]
+        if self.segments_per_row:
+            self.segment_room[row] -= units.segments[chosen]
 
     def size_of(self, units: Units) -> tuple[np.ndarray, np.ndarray]:
         """The size of each unit in places, and which units are sized by more than their places.
@@ -176,18 +178,21 @@ class _Rows:
         special = (units.patches > 0) | (units.segments > 1)
         if not special.any():
             return units.length, special
-        by_patches = -(-units.patches * self.seq_len // max(self.patches_per_row, 1))
-        by_segments = -(-units.segments * self.seq_len // self.segments_per_row)
-        size = np.maximum(units.length, np.maximum(by_patches, by_segments * special))
+        size = np.maximum(units.length, -(-units.patches * self.seq_len // max(self.patches_per_row, 1)))
+        if self.segments_per_row:
+            by_segments = -(-units.segments * self.seq_len // self.segments_per_row)
+            size = np.maximum(size, by_segments * special)
         return size, special
 
     def room_for(self, *, special: bool) -> np.ndarray:
         """int64 `[rows]`: the largest size of a unit that each row holds; 0 where a row is full."""
-        room = np.where(self.segment_room > 0, self.room, 0)
-        if special:
+        room = self.room
+        if self.segments_per_row:
+            room = np.where(self.segment_room > 0, room, 0)
+        if special and self.segments_per_row:
             room = np.minimum(room, self.segment_room * self.seq_len // self.segments_per_row)
-            if self.patches_per_row:
-                room = np.minimum(room, self.patch_room * self.seq_len // self.patches_per_row)
+        if special and self.patches_per_row:
+            room = np.minimum(room, self.patch_room * self.seq_len // self.patches_per_row)
         return room
 
 
