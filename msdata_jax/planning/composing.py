@@ -174,7 +174,7 @@ def _compose_one(
 ) -> Composed | NeedMore | EndOfData:
     if state.ended:
         ahead, ended = [infos[:0] for infos in ahead], [True] * len(ahead)
-    draws, pieces, filled = _draw_pool(rules, state, source_names, ahead, ended)
+    draws, infos, pieces, filled = _draw_pool(rules, state, source_names, ahead, ended)
     if filled is None or filled[1]:
         refuse_to_drop_all(rules.mixture, rules.pack, state.step, pieces[0], len(draws.source))
     if filled is None and draws.limited_by is not None:
@@ -187,9 +187,7 @@ def _compose_one(
         bucket, num_pieces = filled
         num_draws = int(sample[num_pieces - 1]) + 1 if num_pieces else 0
     drawn = np.bincount(draws.source[:num_draws], minlength=len(ahead))
-    infos = _drawn_infos(
-        draws, num_draws, [known[:n] for known, n in zip(ahead, drawn.tolist(), strict=True)]
-    )
+    infos = infos[:num_draws]
     refuse_oversize(rules.pack, state.step, infos, source_names)
     num_pieces = int(np.searchsorted(sample, num_draws))
     sample = sample[:num_pieces]
@@ -219,8 +217,11 @@ def _draw_pool(
     source_names: Sequence[str],
     ahead: Sequence[np.ndarray],
     ended: Sequence[bool],
-) -> tuple[Draws, tuple[np.ndarray, np.ndarray, np.ndarray], tuple[int, int] | None]:
-    """The draws, the pieces that they are packed in, and which bucket they fill; see `cut`, `_fill_pool`."""
+) -> tuple[Draws, np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray], tuple[int, int] | None]:
+    """The draws, their records, the pieces that they are packed in, and which bucket is full.
+
+    See `cut` and `_fill_pool` for the last two.
+    """
     mixture, pack = rules.mixture, rules.pack
     refuse_units(mixture.unit, ahead, source_names)
     units = [_units(infos, mixture.unit) for infos in ahead]
@@ -238,12 +239,12 @@ def _draw_pool(
             exhausted=state.exhausted if mixture.on_exhausted == "renormalize" else None,
             limit_units=limit,
         )
-        tokens, patches = (_of_draws(draws, [infos[name] for infos in ahead]) for name in _SIZES)
-        pieces = cut(pack, tokens, patches)
+        infos = _drawn_infos(draws, ahead)
+        pieces = cut(pack, infos["tokens"].astype(np.int64), infos["patches"].astype(np.int64))
         filled = _fill_pool(pack, state.carry.length, pieces[2], len(source_names))
         if filled is not None or draws.limited_by is not None or draws.ended_by is not None:
             break
-    return draws, pieces, filled
+    return draws, infos, pieces, filled
 
 
 def _state_after(
@@ -270,19 +271,12 @@ def _state_after(
     )
 
 
-_SIZES = ("tokens", "patches")
-
-
-def _of_draws(draws: Draws, values: Sequence[np.ndarray]) -> np.ndarray:
-    """The value of each draw, from the values of the samples ahead of each source."""
-    first = np.cumsum([0, *(len(each) for each in values)])
-    return np.concatenate(values).take(first[draws.source] + draws.index).astype(np.int64)
-
-
-def _drawn_infos(draws: Draws, num_draws: int, drawn_of_source: Sequence[np.ndarray]) -> np.ndarray:
-    """SampleInfo records of the draws in order."""
-    first = np.cumsum([0, *(len(each) for each in drawn_of_source)])
-    return join_records(drawn_of_source).take(first[draws.source[:num_draws]] + draws.index[:num_draws])
+def _drawn_infos(draws: Draws, ahead: Sequence[np.ndarray]) -> np.ndarray:
+    """SampleInfo records of the draws in order; each source's are its first ones ahead."""
+    count = np.bincount(draws.source, minlength=len(ahead))
+    records = join_records([known[:n] for known, n in zip(ahead, count.tolist(), strict=True)])
+    first = np.cumsum(count) - count
+    return records.take(first[draws.source] + draws.index)
 
 
 def _fill_pool(
@@ -348,7 +342,8 @@ def _pack(
     samples = chosen.take(placed)
     first = np.flatnonzero(np.diff(row, prepend=-1))  # of each row that is not empty
     before = np.cumsum(samples.length) - samples.length
-    sums = [_sum_by_row(each[placed], row, first, shape.rows) for each in costs]
+    none = np.zeros(shape.rows, dtype=np.int64)
+    sums = [_sum_by_row(each[placed], row, first, shape.rows) if each.any() else none for each in costs]
     plan = StepPlan(
         step=state.step,
         samples=samples.infos,
