@@ -13,6 +13,7 @@ import click
 
 import msdata_jax
 from msdata_jax.cli.machine import describe_machine, package_versions
+from msdata_jax.cli.tables import in_words, make_console, make_table
 
 BENCHMARKS = Path(msdata_jax.__file__).resolve().parent.parent / "benchmarks"
 
@@ -76,56 +77,27 @@ def run_benchmark(name: str, quick: bool) -> dict[str, Any]:
 
 def show(result: Mapping[str, Any], title: str) -> None:
     """The rows as a table, what to know about them, and where they were measured."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no width; leave the columns whole
-    console.print(f"[bold]{result['name']}[/bold]: {title}", highlight=False)
-    for columns, rows in _tables(result["rows"]):
-        console.print(_table(columns, rows))
+    console = make_console()
+    console.print(f"[bold]{result['name']}[/bold]: {title}")
+    for rows in map(in_words, _tables(result["rows"])):
+        texts = {name for row in rows for name, value in row.items() if isinstance(value, str)}
+        console.print(make_table(rows, texts))
     for note in result.get("notes", ()):
-        console.print(f"- {note}", highlight=False, markup=False)
+        console.print(f"- {note}", markup=False)
     machine = result["machine"]
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, load before "
         f"{machine['load_1min']}; took {result['seconds']} s{', --quick' if result['quick'] else ''}",
         style="dim",
-        highlight=False,
     )
 
 
-def _tables(rows: Sequence[Mapping[str, Any]]) -> list[tuple[list[str], list[Mapping[str, Any]]]]:
+def _tables(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Rows by their columns: rows that measure different things make tables of their own."""
     tables: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         tables.setdefault(tuple(row), []).append(row)
-    return [(list(columns), each) for columns, each in tables.items()]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]):
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        is_text = any(isinstance(row[column], str) for row in rows)
-        table.add_column(column.replace("_", " "), justify="left" if is_text else "right")
-    for row in rows:
-        table.add_row(*(format_value(row[column]) for column in columns))
-    return table
-
-
-def format_value(value: Any) -> str:
-    """A cell: thousands with commas, four figures of a fraction (six near 1, for ratios), lists in full."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:{'.6g' if 0.9 < value < 1.1 else '.4g'}}"
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "-"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, list | tuple):
-        return " ".join(format_value(each) for each in value)
-    return str(value)
+    return list(tables.values())
 
 
 def _show_list(known: Mapping[str, str], as_json: bool) -> None:

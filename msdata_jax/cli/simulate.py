@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from msdata_jax.cli.bench import format_value
 from msdata_jax.cli.outputs import PICTURES, check_output, write_output
+from msdata_jax.cli.tables import format_value, in_words, make_console, make_table
 from msdata_jax.simulate.batches import BASELINES
 from msdata_jax.simulate.cluster import MODELS, PLACEMENTS, SYNCS, Assumptions
 from msdata_jax.simulate.distributions import DISTRIBUTIONS
@@ -234,28 +234,24 @@ _COMBINATION = ("distribution", "baseline", "sync", "placement", "models", "cont
 
 def show(result: Mapping[str, Any]) -> None:
     """Speed-ups, their means and extremes, memory, and the assumptions, as tables."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no width; leave the columns whole
+    console = make_console()
     rows, same = _without_constant_columns(_combinations(result["rows"]))
     for title, table in (
         ("Speed-up over vanilla" + (f" ({same})" if same else ""), rows),
         ("Mean and extremes of the speed-up over all rows above", result["summary"]),
         ("Host memory: a loader for each rank, against source loaders and constructors", result["memory"]),
     ):
-        console.print(f"[bold]{title}[/bold]", highlight=False)
-        console.print(_table(table))
+        console.print(f"[bold]{title}[/bold]")
+        console.print(make_table(in_words(table), cell=_cell))
         console.print()
-    console.print("[bold]Assumptions[/bold]", highlight=False)
+    console.print("[bold]Assumptions[/bold]")
     for part, values in result["assumptions"].items():
         text = (
             "  ".join(f"{name} {value:g}" for name, value in values.items())
             if isinstance(values, dict)
             else values
         )
-        console.print(f"{part}: {text}", highlight=False, markup=False)
+        console.print(f"{part}: {text}", markup=False)
 
 
 def _combinations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -283,17 +279,6 @@ def _without_constant_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[list[d
     same = [name for name in _COMBINATION if len({row[name] for row in rows}) == 1]
     text = ", ".join(f"{name} {rows[0][name]}" for name in same)
     return [{name: value for name, value in row.items() if name not in same} for row in rows], text
-
-
-def _table(rows: Sequence[Mapping[str, Any]]):
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for column, value in rows[0].items():
-        table.add_column(column.replace("_", " "), justify="left" if isinstance(value, str) else "right")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    return table
 
 
 def _cell(value: Any) -> str:

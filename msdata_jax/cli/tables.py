@@ -1,9 +1,7 @@
 """Tables on the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
-
-from msdata_jax.cli.bench import format_value
 
 
 def make_console():
@@ -16,8 +14,30 @@ def make_console():
     return console
 
 
-def make_table(rows: Sequence[Mapping[str, Any]], texts: Sequence[str] = ()):
-    """A table with a column for each key of the first row; those in `texts` are set left."""
+def format_value(value: Any) -> str:
+    """A cell: thousands with commas, four figures of a fraction (six near 1, for ratios), lists in full."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:{'.6g' if 0.9 < value < 1.1 else '.4g'}}"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        return " ".join(format_value(each) for each in value)
+    return str(value)
+
+
+def in_words(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with spaces for the underscores of their keys."""
+    return [{name.replace("_", " "): value for name, value in row.items()} for row in rows]
+
+
+def make_table(
+    rows: Sequence[Mapping[str, Any]],
+    texts: Collection[str] = (),
+    cell: Callable[[Any], str] = format_value,
+):
+    """A table with a column for each key of the first row; texts, and columns in `texts`, are set left."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -25,5 +45,5 @@ def make_table(rows: Sequence[Mapping[str, Any]], texts: Sequence[str] = ()):
         is_text = isinstance(value, str) or column in texts
         table.add_column(column, justify="left" if is_text else "right")
     for row in rows:
-        table.add_row(*(format_value(value) for value in row.values()))
+        table.add_row(*map(cell, row.values()))
     return table

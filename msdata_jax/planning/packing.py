@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from msdata_jax.errors import RecipeError
+from msdata_jax.planning.arrays import narrow
 
 Method = Literal["best_fit", "first_fit", "balanced", "pad"]
 METHODS: tuple[Method, ...] = ("best_fit", "first_fit", "balanced", "pad")
@@ -242,11 +243,6 @@ def _longest_first(size: np.ndarray, which: np.ndarray) -> np.ndarray:
     """Units or rows `which`, increasing, by decreasing size, then by number."""
     sizes = size[which]
     return which[np.argsort(narrow(sizes.max(initial=0) - sizes), kind="stable")]
-
-
-def narrow(values: np.ndarray) -> np.ndarray:
-    """The same numbers, at least 0, in 16 bits where they fit: stable sorts are many times faster there."""
-    return values.astype(np.uint16) if values.max(initial=0) < 1 << 16 else values
 
 
 def _tightest_rows(room: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from msdata_jax.planning.packing import Pack, Units, narrow
+from msdata_jax.planning.arrays import narrow, numbered_by_first
+from msdata_jax.planning.packing import Pack, Units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +112,7 @@ def gather(pack: Pack, pool: Pieces) -> np.ndarray:
     begins[1:] = (source[1:] != source[:-1]) | other
     run_of_piece = np.empty(len(pool), dtype=np.int64)
     run_of_piece[by_source] = np.cumsum(begins) - 1
-    _, first, unit = np.unique(run_of_piece, return_index=True, return_inverse=True)
-    number = np.empty(len(first), dtype=np.int64)
-    number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return number[unit]
+    return numbered_by_first(run_of_piece)
 
 
 def unfinished(pool: Pieces, unit: np.ndarray) -> np.ndarray:

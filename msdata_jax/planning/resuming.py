@@ -70,7 +70,8 @@ def carry_state(
             f"{list(before_names)}; change them at step {ahead[-1].step + 1}, where regroup begins "
             "anew"
         )
-    place = np.array([_place(after_names, name) for name in before_names], dtype=np.int64)
+    place_after = {name: place for place, name in enumerate(after_names)}
+    place = np.array([place_after.get(name, -1) for name in before_names], dtype=np.int64)
     source = place[state.carry.infos["source"]]
     stays = source >= 0
     carry = state.carry.take(stays)
@@ -99,10 +100,6 @@ def carry_state(
         ended=state.ended and not changes,
     )
     return carried, changes
-
-
-def _place(names: Sequence[str], name: str) -> int:
-    return list(names).index(name) if name in names else -1
 
 
 def describe_changes(

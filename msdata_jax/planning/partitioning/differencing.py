@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from msdata_jax.planning.arrays import numbered_by_first
+
 
 @dataclass(frozen=True)
 class _State:
@@ -157,7 +159,4 @@ def _numbered(standing_for: np.ndarray) -> np.ndarray:
     root = standing_for
     while not np.array_equal(further := root[root], root):
         root = further
-    _, first, inverse = np.unique(root, return_index=True, return_inverse=True)
-    number = np.empty(len(first), dtype=np.int64)
-    number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return number[inverse]
+    return numbered_by_first(root)

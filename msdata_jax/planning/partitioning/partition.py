@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from msdata_jax.errors import RecipeError
+from msdata_jax.planning.arrays import numbered_by_first
 from msdata_jax.planning.partitioning.capped_scheduling import capped_schedule
 from msdata_jax.planning.partitioning.differencing import balanced_differencing, largest_differencing
 from msdata_jax.planning.partitioning.list_scheduling import (
@@ -276,12 +277,10 @@ def _equal_counts(costs: np.ndarray, num_parts: int, method: Method) -> np.ndarr
 def _merged(items: _Items, together: np.ndarray) -> tuple[_Items, np.ndarray]:
     """One item for each group, in order of the groups' first items; and the group of each item."""
     ids = _checked_per_item("together", together, items.count, least=None)
-    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    number = np.empty(len(first), dtype=np.int64)
-    number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    group = number[inverse]
-    sizes = None if items.sizes is None else sums(items.sizes, group, len(first))
-    return replace(items, costs=loads(items.costs, group, len(first)), sizes=sizes), group
+    group = numbered_by_first(ids)
+    num_groups = int(group.max(initial=-1)) + 1
+    sizes = None if items.sizes is None else sums(items.sizes, group, num_groups)
+    return replace(items, costs=loads(items.costs, group, num_groups), sizes=sizes), group
 
 
 def _checked_costs(costs: np.ndarray, num_parts: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from msdata_jax.planning.arrays import narrow
 from msdata_jax.planning.partitioning.list_scheduling import dearest_first
 
 PARTNERS = 8
@@ -156,8 +157,7 @@ def _parts(
 def _by_part_and_cost(part: np.ndarray, cost: np.ndarray) -> np.ndarray:
     """As `np.lexsort((cost, part))`, where the order of equal items means nothing; faster."""
     rising = dearest_first(cost)[::-1]
-    narrow = part.astype(np.uint16) if len(part) and int(part.max()) < 1 << 16 else part
-    return rising[np.argsort(narrow[rising], kind="stable")]
+    return rising[np.argsort(narrow(part)[rising], kind="stable")]
 
 
 def _exchange_in_rounds(parts: _Parts, least: int) -> bool:
