@@ -163,7 +163,12 @@ def _announce_ms(stream: Stream, placed: StepPlan, rounds: int) -> float:
     )
     is_last = np.ones(len(placed.samples), dtype=bool)
     owners = lambda infos: infos["position"] % 64  # noqa: E731
-    return _best(lambda: announce(placed, is_last, audience, owners), rounds)[0]
+
+    def tell() -> list:
+        effects, wanted = announce(placed, is_last, audience)
+        return [*effects, *wanted.orders(owners(wanted.infos))]
+
+    return _best(tell, rounds)[0]
 
 
 def _barrier_time(plan: StepPlan) -> float:

@@ -2,6 +2,8 @@
 
 python examples/train.py                                                     # everything in one process
 msdata launch --loaders 3 --trainers 2 examples/recipe.py -- examples/train.py   # planner and loaders apart
+
+With --checkpoints FOLDER it saves model and data together, and goes on from the newest step that is there.
 """
 
 import argparse
@@ -29,19 +31,66 @@ def main() -> None:
     train_step = model.make_train_step(config, mesh, optimizer)
     losses, step_seconds = [], []
     with msd.DataLoader(recipe, mesh=mesh, specs=model.BATCH_SPECS, num_steps=options.steps) as loader:
+        saves = Checkpoints(options.checkpoints, loader) if options.checkpoints else None
+        if saves is not None:
+            state = saves.restore(state)
         begin = time.perf_counter()
-        for step, batch in enumerate(loader):
+        for step, batch in enumerate(loader, start=loader.next_step):
             state, loss = train_step(state, batch)
             losses.append(float(loss))
             step_seconds.append(time.perf_counter() - begin)
             begin = time.perf_counter()
+            if saves is not None and (step + 1) % options.save_every == 0:
+                saves.save(step, state)
             if processes.process_index == 0 and (step % 10 == 0 or step + 1 == options.steps):
                 print(
                     f"step {step + 1:4d}/{options.steps}  loss {losses[-1]:.3f}  {step_seconds[-1]:.2f} s",
                     flush=True,
                 )
+        if saves is not None:
+            saves.close()
     if processes.process_index == 0 and options.report:
         write_report(loader, options, losses, step_seconds)
+
+
+class Checkpoints:
+    """Model and data in one orbax checkpoint a step, the data as what changed since the last whole one."""
+
+    def __init__(self, folder: Path, loader: msd.DataLoader) -> None:
+        import orbax.checkpoint as ocp
+        from orbax.checkpoint.checkpoint_managers import LatestN
+
+        from msdata_jax.checkpoint import KeepBases
+
+        self._loader = loader
+        self._bases = KeepBases(LatestN(3))
+        options = ocp.CheckpointManagerOptions(preservation_policy=self._bases)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def restore(self, state: dict) -> dict:
+        """The model of the newest step, with the loader behind that step; `state` where nothing was saved."""
+        import orbax.checkpoint as ocp
+
+        from msdata_jax.checkpoint import DataRestore
+
+        step = self._manager.latest_step()
+        if step is None:
+            return state
+        items = ocp.args.Composite(model=ocp.args.StandardRestore(state), data=DataRestore(self._loader))
+        return self._manager.restore(step, args=items)["model"]
+
+    def save(self, step: int, state: dict) -> None:
+        """In the background; what is saved is frozen before this returns."""
+        import orbax.checkpoint as ocp
+
+        from msdata_jax.checkpoint import DataSave
+
+        data = DataSave(self._loader, bases=self._bases)
+        self._manager.save(step, args=ocp.args.Composite(model=ocp.args.StandardSave(state), data=data))
+
+    def close(self) -> None:
+        """Wait until the last save is on disk."""
+        self._manager.close()
 
 
 def parse_options() -> argparse.Namespace:
@@ -52,6 +101,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--mesh", type=sizes, default=(2, 2, 2), help="sizes of dp,cp,tp (default 2,2,2)")
     parser.add_argument("--processes", type=int, default=1, help="training processes that share the mesh")
     parser.add_argument("--report", type=Path, help="folder for report.json and pictures")
+    parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints to go on from and save to")
+    parser.add_argument("--save-every", type=int, default=10, help="steps from one save to the next")
     options = parser.parse_args()
     options.devices = int(np.prod(options.mesh)) // options.processes
     return options

@@ -7,8 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msdata_jax import checkpoint as checkpoint
     from msdata_jax import costs as costs
     from msdata_jax.errors import BadSampleError as BadSampleError
+    from msdata_jax.errors import CheckpointError as CheckpointError
     from msdata_jax.errors import JobFailed as JobFailed
     from msdata_jax.errors import LaunchError as LaunchError
     from msdata_jax.errors import MSDataError as MSDataError
@@ -30,6 +32,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "BadSampleError": "errors",
+    "CheckpointError": "errors",
     "JobFailed": "errors",
     "LaunchError": "errors",
     "MSDataError": "errors",
@@ -48,12 +51,14 @@ _HOMES = {
     "Tokenize": "sources.tokenize",
 }
 
-__all__ = ["__version__", "costs", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]  # noqa: PLE0604
+_MODULES = ("checkpoint", "costs")
+
+__all__ = ["__version__", *_MODULES, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    if name == "costs":
-        return importlib.import_module("msdata_jax.costs")
+    if name in _MODULES:
+        return importlib.import_module(f"msdata_jax.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'msdata_jax' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"msdata_jax.{_HOMES[name]}"), name)

@@ -24,6 +24,7 @@ from msdata_jax.recipe import Recipe
 from msdata_jax.records import info_dtype
 from msdata_jax.roles.recording import InFlight, in_flight
 from msdata_jax.roles.streams import SourceStream
+from msdata_jax.sources.isolation import IsolatedReader, open_reader
 from msdata_jax.sources.reader import SourceReader
 
 
@@ -70,10 +71,10 @@ class DryRun:
         assert self.graph.mixture is not None
         self._mixture = self.graph.mixture
         self._stack = ExitStack()
-        self._readers: list[SourceReader] = []
+        self._readers: list[SourceReader | IsolatedReader] = []
         with ExitStack() as opened:
             for index, (name, source) in enumerate(recipe.sources.items()):
-                reader = SourceReader(name, index, source, seed=recipe.seed, columns=recipe.columns)
+                reader = open_reader(name, index, source, seed=recipe.seed, columns=recipe.columns)
                 opened.callback(reader.close)
                 self._readers.append(reader)
             self._stack = opened.pop_all()

@@ -5,6 +5,7 @@ MSDataError
 ├── SourceError          a source that cannot be opened or read at all
 ├── BadSampleError       a sample that cannot be read, where the source's policy says so
 ├── PlanError            a step plan breaks one of its own laws: a fault of the strategy, never of the data
+├── CheckpointError      a data checkpoint that cannot be read, or that does not fit the recipe
 ├── JobFailed            another rank of the job failed; carries that rank's own message
 └── LaunchError          ranks that cannot form a job: roles missing, MPI absent, recipes that differ
 
@@ -30,6 +31,10 @@ class BadSampleError(MSDataError):
 
 class PlanError(MSDataError):
     """A step plan breaks one of its own laws; a fault of the strategy, never of the data."""
+
+
+class CheckpointError(MSDataError):
+    """A data checkpoint or journal cannot be read, or does not fit the recipe that is to go on with it."""
 
 
 class JobFailed(MSDataError):

@@ -1,17 +1,22 @@
 """`DataLoader`: what a training loop iterates over."""
 
 import contextlib
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msdata_jax.errors import JobFailed, LaunchError, MSDataError, RecipeError
+from msdata_jax.changes import resume
+from msdata_jax.checkpoint.journal import JournalWriter, read_journal
+from msdata_jax.data_state import DataState, leaves_digest, pack_leaves, with_changes
+from msdata_jax.errors import CheckpointError, JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout, Spec, axes_tuple
@@ -20,7 +25,14 @@ from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.runtime.fields import field_specs, global_shapes, layout_without_mesh, row_formats
 from msdata_jax.runtime.figures import process_figures
-from msdata_jax.runtime.job import LocalJob, TrainingJob, current_job, is_launched, start_in_process
+from msdata_jax.runtime.job import (
+    LocalJob,
+    TrainingJob,
+    current_job,
+    is_launched,
+    lost_ranks,
+    start_in_process,
+)  # fmt: skip
 from msdata_jax.runtime.loop import WORKER_SECONDS, describe_failure
 from msdata_jax.runtime.report import StepFigures
 from msdata_jax.runtime.trainer import Step, TrainerSide
@@ -43,12 +55,15 @@ class DataLoader:
         mesh: a `jax.sharding.Mesh` over all training processes' devices; axes Auto or Explicit.
         specs: PartitionSpecs by field. Fields that are not named follow `tokens`, whose default is the
             strategy's `distribute` axis over rows and its context axis over places.
-        num_steps: end after so many steps; None for as long as there is data.
+        num_steps: end after so many steps, counted from step 0 also where the job goes on from a saved state;
+            None for as long as there is data.
         num_loaders: source loaders, when they run on threads of this process.
         threads_per_loader: their worker threads.
         steps_ahead: steps that are made ready ahead of the trainer, arrays included.
         buffer_bytes_per_loader: transformed samples that a loader may hold ahead.
         step_seconds: time to wait for a step, or for the other training processes to close, before giving up.
+        journal: a folder in which the first training process writes the state behind every step that it
+            takes, for `restore_journal`. One folder a run.
         plan_log: a new file that the planner's decisions are written to, for `msdata inspect`; in a job of
             several ranks `msdata launch --plan-log` or `msdata serve --plan-log` names it.
 
@@ -72,6 +87,7 @@ class DataLoader:
         buffer_bytes_per_loader: int = 256 << 20,
         step_seconds: float = 600.0,
         plan_log: Path | None = None,
+        journal: Path | None = None,
     ) -> None:
         _check_options(
             num_steps=num_steps, num_loaders=num_loaders, threads_per_loader=threads_per_loader,
@@ -89,7 +105,7 @@ class DataLoader:
         forms = row_formats(graph, tree)
         plain = field_specs(given, graph, tree, global_shapes(graph, tree, forms))
         emit, self._complete = _emitter(mesh, plain, tree, graph)
-        join = m.Join(
+        self._join = m.Join(
             process=job.process_index if job else 0,
             axis_names=list(layout.axis_names),
             axis_sizes=list(layout.axis_sizes),
@@ -103,7 +119,9 @@ class DataLoader:
         factors = graph.losses.sources
         names = recipe.source_names
         loss_factors = [factors.get(name, 1.0) for name in names] if factors else None
-        self._job = job
+        self._recipe, self._job = recipe, job
+        self._leaves: Mapping[str, bytes] = {}
+        self._journal = JournalWriter(Path(journal)) if journal and self._is_first else None
         self._local: LocalJob | None = None
         self._step_seconds = step_seconds
         self._figures = StepFigures(recipe.source_names)
@@ -115,17 +133,13 @@ class DataLoader:
                 threads_per_loader=threads_per_loader,
                 plan_log=PlanLogWriter(Path(plan_log), recipe) if plan_log else None,
             )
-            role = DataConstructor(
-                local.placement, forms, join, process_figures, loss_factors, recipe.source_names
-            )
+            role = DataConstructor(local.placement, forms, process_figures, loss_factors, recipe.source_names)
             self._side = TrainerSide(role, local.endpoint, emit, exit_on_failure=False)
             self._local = local
             # Whoever drops a DataLoader, or ends the program, leaves no thread behind.
-            weakref.finalize(self, _abandon, self._side, local)
+            weakref.finalize(self, _abandon, self._side, local, self._join)
         else:
-            role = DataConstructor(
-                job.placement, forms, join, process_figures, loss_factors, recipe.source_names
-            )
+            role = DataConstructor(job.placement, forms, process_figures, loss_factors, recipe.source_names)
             self._side = TrainerSide(role, job.mpi.endpoint, emit, exit_on_failure=True)
             job.on_failure = self._side.fail
 
@@ -160,6 +174,7 @@ class DataLoader:
             JobFailed: a rank failed; the message is that rank's.
             MSDataError: no step came within `step_seconds`, or the loader is closed.
         """
+        self.start_prefetch()
         begin = time.perf_counter()
         try:
             step = self._side.next_step(self._step_seconds)
@@ -171,8 +186,156 @@ class DataLoader:
                 self._job.failed = True
             raise
         self._figures.add(step.expect, time.perf_counter() - begin)
+        if self._last is None:
+            self._leaves = {}  # the planner tells all of it once more
         self._last = step
+        for state in step.states:
+            self._leaves = with_changes(self._leaves, state.changed, state.removed)
+        if self._journal is not None:
+            self._journal.append(self._leaves, step.expect.step + 1)
         return self._complete(step.batch)
+
+    def start_prefetch(self) -> None:
+        """Make steps ready from now on; the first `next` does it otherwise. Behind it nothing is restored."""
+        self._side.begin(self._join)
+
+    # --- where it stands --------------------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step that `next` gives, as far as this process knows before it begins."""
+        if self._last is not None:
+            return self._last.expect.step + 1
+        restored = DataState.from_leaves(self._leaves).step if self._leaves else 0
+        return max(restored, self._join.skip_to)
+
+    def leaves(self) -> Mapping[str, bytes] | None:
+        """The state to go on with behind the step delivered last, as `DataState` leaves; they never change.
+
+        None on every training process but the first, which alone has them.
+
+        Raises:
+            CheckpointError: no step was delivered yet, and nothing was restored.
+        """
+        if self._last is None and not self._join.state_digest:
+            raise CheckpointError("there is nothing to save before the first step; save after a step")
+        return self._leaves if self._is_first else None
+
+    def state(self) -> DataState:
+        """The state to go on with behind the step delivered last. For the first training process.
+
+        Raises:
+            CheckpointError: no step was delivered yet; or this process has no state.
+        """
+        leaves = self.leaves()
+        if leaves is None:
+            raise CheckpointError("the first training process alone holds the state; ask it there")
+        return DataState.from_leaves(leaves)
+
+    def pin_blocks(self) -> None:
+        """Let the loaders hold the samples in flight of sources with `snapshot`, for `save_blocks`."""
+        if self._keeps_blocks:
+            self._side.pin_blocks(self.next_step)
+
+    def save_blocks(self, folder: Path, step: int, timeout_seconds: float = 60.0) -> Mapping[str, Any] | None:
+        """Let the loaders write what they hold; with a checkpoint, on a thread of its own.
+
+        Args:
+            folder: made where it is not there.
+            step: `next_step` when `pin_blocks` was called.
+            timeout_seconds: for the loaders to answer.
+
+        Returns:
+            `num_blocks`, `num_bytes` and `error`, which is not raised; None where no source asks for it.
+        """
+        if not self._keeps_blocks:
+            return None
+        return asdict(self._side.save_blocks(step, str(folder.absolute()), timeout_seconds))
+
+    @property
+    def _keeps_blocks(self) -> bool:
+        return any(source.snapshot for source in self._recipe.sources.values())
+
+    def restore(
+        self, state: DataState, *, accept_changes: bool = False, blocks: Path | None = None
+    ) -> list[str]:
+        """Go on from a saved state, on every training process alike, before the first step.
+
+        The mesh, the number of processes and loaders may be others than those of the job that saved it.
+
+        Args:
+            state: what `state` gave.
+            accept_changes: go on although the seed, transforms, rows or data are not what they were.
+            blocks: folder of `save_blocks`, whose blocks are read instead of made again where they fit.
+
+        Returns:
+            sentences on what changed in sources and mixture; they are shown on the first process.
+
+        Raises:
+            CheckpointError: the state does not fit the recipe; or steps are under way already.
+            RecipeError: the sources changed where they may not.
+        """
+        self._check_not_begun("restore")
+        resumed = resume(state, self._recipe)
+        resumed.check(accept_changes=accept_changes)
+        leaves = state.to_leaves()
+        packed = np.frombuffer(pack_leaves(leaves), np.uint8) if self._is_first else np.empty(0, np.uint8)
+        self._leaves = leaves
+        self._join = replace(
+            self._join,
+            state=packed,
+            state_digest=leaves_digest(leaves),
+            accept_changes=accept_changes,
+            blocks="" if blocks is None else f"{blocks.absolute()}@{state.step}",
+        )
+        sentences = [*resumed.changes, *resumed.silent]
+        if self._is_first:
+            for sentence in sentences:
+                print(f"msdata: going on at step {state.step}: {sentence}", file=sys.stderr)  # noqa: T201
+        return sentences
+
+    def restore_journal(
+        self, folder: Path, step: int | None = None, *, accept_changes: bool = False
+    ) -> list[str]:
+        """Go on from a journal: a job whose planner or trainer died goes on where the model stands.
+
+        Args:
+            folder: what `DataLoader(journal=...)` named.
+            step: the step to begin with, which the model has not seen yet; None for the newest that is there.
+            accept_changes: as in `restore`, whose rules hold.
+
+        Raises:
+            CheckpointError: there is no such journal or step; or as `restore`.
+        """
+        return self.restore(read_journal(Path(folder), step), accept_changes=accept_changes)
+
+    def skip_to(self, step: int) -> None:
+        """Begin with this step, on every training process alike, before the first step.
+
+        At once, in the time of one step, where steps follow from their number alone: `pad`, samples as the
+        unit, `repeat`, and sources that say `one_per_record`. Otherwise planner and loaders go through the
+        steps before: every record until there is read, transformed and measured once, and nothing is sent.
+
+        Raises:
+            CheckpointError: steps are under way already, or the step is behind where the loader stands.
+        """
+        self._check_not_begun("skip")
+        if step < self.next_step:
+            raise CheckpointError(
+                f"skip_to({step}) goes forward only; the loader stands before step {self.next_step}"
+            )
+        self._join = replace(self._join, skip_to=step)
+
+    def _check_not_begun(self, what: str) -> None:
+        if self._side.has_begun:
+            raise CheckpointError(
+                f"{what} before the first step: steps are under way already; build a new DataLoader, or "
+                "start a new job of several ranks"
+            )
+
+    @property
+    def _is_first(self) -> bool:
+        return self._join.process == 0
 
     @property
     def last_step(self) -> m.Expect:
@@ -202,19 +365,24 @@ class DataLoader:
             JobFailed: a rank failed after the last step was taken.
             MSDataError: another training process did not close its DataLoader within `step_seconds`.
         """
+        self.start_prefetch()  # the planner hears of everybody before it hears that they leave
         self._side.close(max(self._step_seconds, CLOSE_SECONDS))
         self._wait_for_threads()
+        if self._journal is not None:
+            self._journal.close()
         if self._job is not None:
             self._job.on_failure = None
             self._job.left = True
+            self._job.lost = lost_ranks(self._side.figures)
 
     def _wait_for_threads(self) -> None:
         if self._local is not None:
             self._local.wait()
 
 
-def _abandon(side: TrainerSide, local: LocalJob) -> None:
+def _abandon(side: TrainerSide, local: LocalJob, join: m.Join) -> None:
     """At exit, or wherever the garbage is collected; only the main thread may wait there."""
+    side.begin(join)
     if threading.current_thread() is not threading.main_thread():
         side.leave()
         return

@@ -32,6 +32,15 @@ class Source:
         shuffle: visit each epoch in an order of its own (a permutation by seed, source and epoch).
         block_size: consecutive positions that are leased, read and reported together.
         options: format options for the reader, such as `{"columns": ("text",)}` for Parquet.
+        isolate: read and transform in a child process of the loader, so that a decoder that crashes or hangs
+            costs a sample and not the loader; what it was at becomes a bad sample.
+        sample_seconds: with `isolate`, how long one record may take before it counts as bad; None for ever.
+        read_retries: how often a read that failed for want of the disk or the network is tried again, with
+            longer and longer pauses, before it counts.
+        one_per_record: every record yields exactly one sample; one that does not ends the data with an error.
+            `DataLoader.skip_to` then need not read what it skips.
+        snapshot: data checkpoints that ask for it keep this source's transformed samples in flight, for
+            sources that are dear to recompute.
     """
 
     data: Any
@@ -43,11 +52,17 @@ class Source:
     shuffle: bool = field(default=True, kw_only=True)
     block_size: int = field(default=64, kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    isolate: bool = field(default=False, kw_only=True)
+    sample_seconds: float | None = field(default=None, kw_only=True)
+    read_retries: int = field(default=3, kw_only=True)
+    one_per_record: bool = field(default=False, kw_only=True)
+    snapshot: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse values that no reader could honour."""
         object.__setattr__(self, "transforms", tuple(self.transforms))
         object.__setattr__(self, "columns", tuple(self.columns))
+        self._check_reading()
         if self.on_bad_sample not in ("raise", "skip", "replace"):
             raise RecipeError(
                 f"on_bad_sample is one of 'raise', 'skip', 'replace', got {self.on_bad_sample!r}"
@@ -64,6 +79,20 @@ class Source:
             raise RecipeError(
                 f"measure={getattr(self.measure, '__name__', self.measure)!r} is given but columns is empty; "
                 "name the columns that it returns"
+            )
+
+    def _check_reading(self) -> None:
+        if self.sample_seconds is not None and not (self.isolate and self.sample_seconds > 0):
+            raise RecipeError(
+                f"sample_seconds={self.sample_seconds} is above 0 and needs isolate=True: only what runs in "
+                "a process of its own can be stopped"
+            )
+        if not 0 <= self.read_retries <= 100:
+            raise RecipeError(f"read_retries is from 0 to 100, got {self.read_retries}")
+        if self.one_per_record and self.on_bad_sample == "skip":
+            raise RecipeError(
+                "one_per_record=True cannot hold where on_bad_sample='skip' leaves records out; say 'raise' "
+                "or 'replace', or leave one_per_record out"
             )
 
 
@@ -119,6 +148,19 @@ class Recipe:
         """User metadata columns of all sources, sorted."""
         return tuple(sorted({column for source in self.sources.values() for column in source.columns}))
 
+    def data_of(self, name: str) -> str:
+        """Where the data of a source are, for people: the path, or the type of what is in memory."""
+        data = self.sources[name].data
+        return str(data.__fspath__()) if hasattr(data, "__fspath__") else _text_of(data).strip("'")
+
+    def content_of(self, name: str) -> str:
+        """What decides what the positions of a source yield besides its data, as text: equal where that is.
+
+        Paths of transforms and dataclasses enter by value, other objects and functions by name.
+        """
+        source = self.sources[name]
+        return ", ".join(f"{each}={_text_of(getattr(source, each))}" for each in _CONTENT)
+
     def fingerprint(self) -> str:
         """A digest that is equal in every process that built the same recipe (hex, 16 bytes).
 
@@ -129,6 +171,9 @@ class Recipe:
         for name, source in self.sources.items():
             lines.append(f"{name}: {[_text_of(getattr(source, each.name)) for each in fields(source)]}")
         return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+
+_CONTENT = ("transforms", "measure", "columns", "on_bad_sample", "shuffle", "options", "one_per_record")
 
 
 def _text_of(value: Any) -> str:

@@ -42,10 +42,18 @@ def info_dtype(user_columns: Sequence[str] = ()) -> np.dtype:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadSample:
-    """A position that yielded nothing because it could not be read or transformed."""
+    """A position that yielded nothing because it could not be read or transformed.
+
+    Attributes:
+        position: in the source's stream.
+        reason: why, in words; equal in every process unless `by_luck`.
+        by_luck: a time-out or a crash said so, and another try might have gone well. Such a verdict is part
+            of the state: whoever reads the block again takes it over.
+    """
 
     position: int
     reason: str
+    by_luck: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +65,9 @@ class Block:
         samples: as many samples as infos.
         bad: positions that could not be read, in order. Under policy `raise` and `skip` they yield no
             sample; under `replace` they are listed and a substitute stands in their place.
+        verdicts: reasons by position, of every verdict by luck that this block rests on, whether it was given
+            or found. Under `replace` some may be behind `stop`: tried as a substitute and failed. The block
+            read again with them is equal.
     """
 
     start: int
@@ -64,6 +75,7 @@ class Block:
     infos: np.ndarray
     samples: Sequence[Sample] = field(repr=False)
     bad: Sequence[BadSample] = ()
+    verdicts: Mapping[int, str] = field(default_factory=dict)
 
 
 def default_measure(sample: Sample) -> Mapping[str, int]:

@@ -4,22 +4,26 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from msdata_transport import TransportError
+from msdata_transport.launch import has_guard
+from msdata_transport.run_folder import RunFolder
 
 from msdata_jax.errors import JobFailed
 from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
+from msdata_jax.roles.effects import Forget
 from msdata_jax.roles.placement import Placement, placement_from_groups
-from msdata_jax.roles.planner import START_SECONDS
+from msdata_jax.roles.watching import Watch
 from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
-from msdata_jax.runtime.job import SHOW_SECONDS, join_job, leave_job
-from msdata_jax.runtime.loop import FAILURE_SECONDS, describe_failure
+from msdata_jax.runtime.job import SHOW_SECONDS, join_job, leave_job, lost_ranks
+from msdata_jax.runtime.limits import TimeLimits
+from msdata_jax.runtime.loop import FAILURE_SECONDS, RoleLoop, describe_failure
 
 if TYPE_CHECKING:
     from msdata_transport import Endpoint
@@ -33,20 +37,21 @@ def serve(
     role: str,
     *,
     num_threads: int = 1,
-    start_seconds: float = START_SECONDS,
+    limits: TimeLimits | None = None,
     plan_log: Path | None = None,
 ) -> int:
-    """Play `role` (`planner` or `loader`) until the job is over.
+    """Play `role` (`planner`, `loader` or `shadow`) until the job is over.
 
-    Every rank of `MPI.COMM_WORLD` must come within `start_seconds`, the training ranks by `msd.initialize()`;
-    then they have as long again to build their DataLoader. What `load` raises is kept until this rank has
-    joined: a rank that ends before leaves the others waiting in MPI_Init, where nobody can tell them.
+    Every rank of `MPI.COMM_WORLD` must come within `limits.start_seconds`, the training ranks by
+    `msd.initialize()`; then they have as long again to build their DataLoader. What `load` raises is kept
+    until this rank has joined: a rank that ends before leaves the others waiting in MPI_Init, where nobody
+    can tell them.
 
     Args:
         load: gives the recipe.
         role: of this rank.
         num_threads: worker threads of a loader.
-        start_seconds: how long to wait for the others.
+        limits: how long to wait for whom.
         plan_log: the file, not there yet, to which the planner writes a plan log (`lineage.PlanLog`).
 
     Returns:
@@ -57,7 +62,8 @@ def serve(
         LaunchError: the ranks form no job.
     """
     loaded = _attempt(load)
-    mpi = join_job(role, start_seconds)
+    limits = limits or TimeLimits()
+    mpi = join_job(role, limits.start_seconds)
     placement = placement_from_groups(mpi.groups)
 
     def show(failed: JobFailed) -> None:
@@ -68,16 +74,10 @@ def serve(
         if isinstance(loaded, Exception):
             raise loaded
         if role == "planner":
-            run_planner(
-                loaded,
-                placement,
-                mpi.endpoint,
-                start_seconds=start_seconds,
-                on_failure=show,
-                recorder=PlanLogWriter(plan_log, loaded) if plan_log else None,
-            )
+            recorder = PlanLogWriter(plan_log, loaded) if plan_log else None
+            figures = _plan(loaded, placement, mpi.endpoint, limits, show, recorder)
         else:
-            run_loader(loaded, placement, mpi.endpoint, num_threads=num_threads, on_failure=show)
+            figures = run_loader(loaded, placement, mpi.endpoint, num_threads=num_threads, on_failure=show)
     except JobFailed:
         _end_badly(mpi)
     except Exception as error:  # noqa: BLE001 - a rank's boundary: a normal exit would wait in MPI_Finalize
@@ -87,8 +87,56 @@ def serve(
         with contextlib.suppress(TransportError):
             mpi.endpoint.close(LINGER_SECONDS)  # until all have heard
         _end_badly(mpi)
-    leave_job(mpi)
+    leave_job(mpi, lost_ranks(figures))
     return 0
+
+
+def _plan(
+    recipe: Recipe,
+    placement: Placement,
+    endpoint: "Endpoint",
+    limits: TimeLimits,
+    show: Callable[[JobFailed], None],
+    recorder: PlanLogWriter | None,
+) -> Mapping[str, Any]:
+    """Play the planner, with an ear for the guards where the job has any, and leave word of how it ended."""
+    folder = RunFolder.from_environment()
+
+    def warn(lost: Forget) -> None:
+        who = placement.role_of(lost.rank)
+        print(  # noqa: T201
+            f"msdata: rank {lost.rank} ({who}) is lost: {lost.why}; others take over",
+            file=sys.stderr,
+            flush=True,
+        )
+        if folder is not None:
+            folder.kill(lost.rank)
+
+    # Without guards nobody can end a rank that is silent, and any that dies ends the job.
+    watched = placement.readers if has_guard() else ()
+    with contextlib.ExitStack() as stack:
+
+        def listen(loop: RoleLoop) -> None:
+            if folder is not None:
+                tell = lambda rank, how: loop.post(m.Lost(rank=rank, why=how))  # noqa: E731
+                stack.enter_context(contextlib.closing(folder.listen_for_deaths(tell)))
+                folder.announce_formed()
+
+        figures = run_planner(
+            recipe,
+            placement,
+            endpoint,
+            start_seconds=limits.start_seconds,
+            watch=Watch(watched, limits.heartbeat_seconds, limits.read_seconds),
+            on_failure=show,
+            on_forget=warn,
+            on_loop=listen,
+            recorder=recorder,
+        )
+    if folder is not None:
+        folder.write_outcome({"ok": True, "lost": figures["lost"]})
+        folder.done()
+    return figures
 
 
 def _attempt(load: Callable[[], Recipe]) -> Recipe | Exception:
@@ -104,7 +152,7 @@ def _tell(endpoint: "Endpoint", placement: Placement, failed: JobFailed) -> int:
     with contextlib.suppress(TransportError):
         if endpoint.rank == placement.planner:
             abort = m.Abort(rank=failed.rank, message=failed.message)
-            for rank in (*placement.constructors, *placement.loaders):
+            for rank in (*placement.constructors, *placement.readers):
                 endpoint.send(rank, wire.encode(abort))
         else:
             endpoint.send(placement.planner, wire.encode(m.Failed(message=failed.message)))

@@ -84,6 +84,10 @@ class RowAssembly:
             row = np.repeat(self._segments.row[index], num_patches)
             self._fields["patches"][row, patch_of_row] = patches
 
+    def is_missing(self, index: np.ndarray, *, for_slots: bool = False) -> np.ndarray:
+        """Which segments (or images of `Slots`) are not written yet: bool `[k]`."""
+        return (self._missing_images if for_slots else self._missing)[index]
+
     def write_patches(self, index: np.ndarray, num_patches: np.ndarray, patches: np.ndarray) -> None:
         """Write images into the slots of this process.
 

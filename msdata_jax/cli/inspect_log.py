@@ -1,4 +1,4 @@
-"""`msdata inspect`: what a plan log says of a run, a step, a row or a sample."""
+"""`msdata inspect`: what a plan log says of a run, a step, a row or a sample; of checkpoints, the state."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
+from msdata_jax.cli.inspect_checkpoint import describe_checkpoint, is_checkpoint, show_checkpoint
 from msdata_jax.cli.plan_figures import step_figures
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.cli.tables import make_console, make_table
@@ -19,6 +20,7 @@ from msdata_jax.lineage import LoggedStep, PlanLog, Trace, row_segments, segment
 from msdata_jax.planning.costs import cost_parts
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.recipe import Recipe
+from msdata_jax.sources.isolation import IsolatedReader, open_reader
 from msdata_jax.sources.reader import SourceReader
 
 MOST_STEPS_SHOWN = 16
@@ -37,7 +39,9 @@ LABELS = {
 
 @click.command("inspect")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(0), help="Figures and costs of a step.")
+@click.option(
+    "--step", type=click.IntRange(0), help="Figures and costs of a step; of a checkpoint, its state."
+)
 @click.option("--row", type=click.IntRange(0), help="What is in a row of the step's global batch.")
 @click.option("--sample", metavar="SOURCE:POSITION", help="Where the samples of a position are.")
 @click.option(
@@ -55,17 +59,34 @@ def command(
     recipe_file: Path | None,
     as_json: bool,
 ) -> int:
-    """Ask FILE, a plan log, what a run delivered. Without options: a summary.
+    """Ask FILE, a plan log, what a run delivered; or a folder of checkpoints, where the data stand.
 
-    `msdata launch --plan-log FILE`, `msdata serve --plan-log FILE` and `msdata plan --log FILE` write one; it
-    can be read while the job runs.
+    Without options: a summary; of checkpoints, the steps that there are and the state of the newest.
+    `msdata launch --plan-log FILE`, `msdata serve --plan-log FILE` and `msdata plan --log FILE` write a log;
+    it can be read while the job runs. Of checkpoints, FILE may be a step, an item of it or its state.msd too.
 
     \b
     msdata inspect plan.log
     msdata inspect plan.log --step 120
     msdata inspect plan.log --step 120 --row 17 --recipe recipe.py
     msdata inspect plan.log --sample web:48211
+    msdata inspect checkpoints --step 500
     """
+    if is_checkpoint(file):
+        if row is not None or sample is not None or recipe_file is not None:
+            raise click.UsageError("--row, --sample and --recipe ask a plan log; this is a checkpoint")
+        return _show(describe_checkpoint(file, step), show_checkpoint, as_json)
+    return _inspect_log(file, step, row, sample, recipe_file, as_json)
+
+
+def _inspect_log(
+    file: Path,
+    step: int | None,
+    row: int | None,
+    sample: str | None,
+    recipe_file: Path | None,
+    as_json: bool,
+) -> int:
     if row is not None and step is None:
         raise click.UsageError("--row is a row of a step: say --step too")
     if sample is not None and step is not None:
@@ -83,6 +104,10 @@ def command(
             result, show = describe_step(log, log.read(step)), _show_step
         else:
             result, show = describe_log(log, file), _show_log
+    return _show(result, show, as_json)
+
+
+def _show(result: Mapping[str, Any], show: Callable[[Any, Mapping[str, Any]], None], as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(result, indent=2))
     else:
@@ -205,7 +230,7 @@ class _Records:
 
     def __init__(self, log: PlanLog, recipe_file: Path | None) -> None:
         self._recipe = None if recipe_file is None else _matching_recipe(log, recipe_file)
-        self._readers: dict[int, SourceReader] = {}
+        self._readers: dict[int, SourceReader | IsolatedReader] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> "_Records":
@@ -241,10 +266,10 @@ class _Records:
             for info, cost in zip(used, backbone + encoder, strict=True)
         ]
 
-    def _reader(self, recipe: Recipe, index: int) -> SourceReader:
+    def _reader(self, recipe: Recipe, index: int) -> SourceReader | IsolatedReader:
         if index not in self._readers:
             name = recipe.source_names[index]
-            reader = SourceReader(name, index, recipe.sources[name], seed=recipe.seed, columns=recipe.columns)
+            reader = open_reader(name, index, recipe.sources[name], seed=recipe.seed, columns=recipe.columns)
             self._readers[index] = self._stack.enter_context(contextlib.closing(reader))
         return self._readers[index]
 

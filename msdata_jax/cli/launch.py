@@ -10,11 +10,14 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
-from msdata_transport import find_mpiexec
+from msdata_transport import RunFolder, find_mpiexec
+from msdata_transport.launch import is_hydra
+from msdata_transport.run_folder import VARIABLE as RUN_FOLDER_VARIABLE
 
 from msdata_jax.cli import options
 from msdata_jax.cli.checks import PROCESSES, SHARED_MEMORY, unmapped_segments
@@ -32,8 +35,11 @@ LOOK_AGAIN_SECONDS = 0.5
 @click.command("launch", context_settings={"ignore_unknown_options": True})
 @click.option("--loaders", default=2, show_default=True, type=click.IntRange(1), help="Source loader ranks.")
 @click.option("--trainers", default=1, show_default=True, type=click.IntRange(1), help="Training processes.")
+@click.option("--shadows", default=0, show_default=True, type=click.IntRange(0), help="Spare loader ranks.")
 @options.threads
 @options.start_seconds
+@options.heartbeat_seconds
+@options.read_seconds
 @options.plan_log
 @click.option("--dry-run", is_flag=True, help="Print the mpiexec command and stop.")
 @click.argument("recipe", type=click.Path(path_type=Path))
@@ -41,14 +47,20 @@ LOOK_AGAIN_SECONDS = 0.5
 def command(  # noqa: PLR0917 - click calls it by name
     loaders: int,
     trainers: int,
+    shadows: int,
     threads: int,
     start_seconds: float,
+    heartbeat_seconds: float,
+    read_seconds: float,
     plan_log: Path | None,
     dry_run: bool,
     recipe: Path,
     train: tuple[str, ...],
 ) -> int:
     """Start a job on this machine: one planner, LOADERS loaders and TRAINERS training processes.
+
+    A loader that dies or hangs is replaced, by one of SHADOWS spare ranks first; the job goes on. When a
+    training process or the planner fails, the job ends.
 
     RECIPE is a Python file that defines `recipe`; TRAIN is the training script and its arguments, behind
     `--`. The script calls msd.initialize() first.
@@ -57,11 +69,14 @@ def command(  # noqa: PLR0917 - click calls it by name
     msdata launch --loaders 3 --trainers 2 recipe.py -- train.py --steps 100
     """
     data_options = ["--threads", str(threads), "--start-seconds", f"{start_seconds:g}"]
+    data_options += ["--heartbeat-seconds", f"{heartbeat_seconds:g}", "--read-seconds", f"{read_seconds:g}"]
     if plan_log is not None:
         data_options += ["--plan-log", str(plan_log)]
     line = command_line(
         loaders=loaders,
         trainers=trainers,
+        shadows=shadows,
+        guarded=can_guard(),
         data_options=data_options,
         recipe=recipe,
         train=train,
@@ -89,10 +104,27 @@ def _check_script(path: Path) -> None:
         raise LaunchError(f"the training script {path} is no Python:\n{text}") from error
 
 
+def can_guard() -> bool:
+    """Whether ranks can have guards here: they are made for MPICH's mpiexec on Linux."""
+    mpiexec = find_mpiexec()
+    return sys.platform == "linux" and mpiexec is not None and is_hydra(mpiexec)
+
+
 def command_line(
-    *, loaders: int, trainers: int, data_options: Sequence[str] = (), recipe: Path, train: Sequence[str]
+    *,
+    loaders: int,
+    trainers: int,
+    shadows: int = 0,
+    guarded: bool = False,
+    data_options: Sequence[str] = (),
+    recipe: Path,
+    train: Sequence[str],
 ) -> list[str]:
     """The mpiexec command of a job (MPMD: data ranks beside the training script).
+
+    With `guarded` each rank has a guard (`msdata_transport.guard`), and the death of a loader does not end
+    the job; such a command needs a run folder, so start it by `run_until_done`. Without, mpiexec ends all
+    ranks when one fails.
 
     Raises:
         LaunchError: there is no mpiexec.
@@ -102,33 +134,64 @@ def command_line(
         raise LaunchError(
             "no mpiexec beside this Python or on PATH; `pip install 'msdata-jax[mpi]'` brings one"
         )
+    guard = [sys.executable, "-m", "msdata_transport.guard"]
+    expendable, vital = ([*guard, "--"], [*guard, "--vital", "--"]) if guarded else ([], [])
     data = [sys.executable, "-m", "msdata_jax", "serve", *data_options, "--role"]
+    spare = [":", "-n", str(shadows), *expendable, *data, "shadow", str(recipe)]
+    training = [*vital, "env", f"{ROLE_VARIABLE}=constructor", sys.executable, *train]
     return [
         mpiexec,
-        *("-n", "1", *data, "planner", str(recipe)),
-        *(":", "-n", str(loaders), *data, "loader", str(recipe)),
-        *(":", "-n", str(trainers), "env", f"{ROLE_VARIABLE}=constructor", sys.executable, *train),
+        *(["-disable-auto-cleanup"] if guarded else []),
+        *("-n", "1", *vital, *data, "planner", str(recipe)),
+        *(":", "-n", str(loaders), *expendable, *data, "loader", str(recipe)),
+        *(spare if shadows else []),
+        *(":", "-n", str(trainers), *training),
     ]
 
 
 def run_until_done(line: list[str]) -> int:
-    """Run mpiexec; on an interrupt or SIGTERM end all ranks. Returns the exit status."""
+    """Run mpiexec with a run folder; on an interrupt or SIGTERM end all ranks. Returns the exit status.
+
+    A job went well when the planner says so and no rank failed that it needs. mpiexec's status says neither:
+    it is 0 where a rank ended badly in some ways, and another where a loader was lost in some.
+    """
     before = set(unmapped_segments())
-    received, status = _run(line)
-    if received or status:
-        remove_new_segments(before)
+    with RunFolder.temporary() as folder:
+        received, status = _run(line, folder)
+        outcome = folder.read_outcome() if folder.is_formed else {"ok": status == 0}
+        failures = folder.failures()
+    lost = describe_lost(outcome)
+    went_well = (
+        outcome is not None and outcome.get("ok") is True and not failures and (bool(lost) or not status)
+    )
+    remove_new_segments(before)
     if received:
         click.echo("msdata: interrupted; all ranks are stopped", err=True)
         return 128 + received
-    if status:
+    for text in lost:
+        click.echo(f"msdata: {text}", err=True)
+    if not went_well:
         click.echo("msdata: the job failed; the message of the rank that failed first is above", err=True)
-        return 1
-    return 0
+    return 0 if went_well else 1
 
 
-def _run(line: list[str]) -> tuple[int, int]:
+def describe_lost(outcome: Mapping[str, Any] | None) -> list[str]:
+    """The loaders and shadows that the job went on without, a line each, from the planner's outcome."""
+    listed = outcome.get("lost") if outcome else None
+    lost = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    lines: list[str] = []
+    for role, what in (("loader", "lost and replaced"), ("shadow", "lost")):
+        its = [each for each in lost if each.get("role", "loader") == role]
+        ranks = ", ".join(f"rank {each.get('rank')} ({each.get('why')})" for each in its)
+        if its:
+            lines.append(f"{len(its)} {role}{'s were' if len(its) > 1 else ' was'} {what}: {ranks}")
+    return lines
+
+
+def _run(line: list[str], folder: RunFolder) -> tuple[int, int]:
     """Run mpiexec; returns the signal that ended it (0 for none) and its exit status."""
     environment = {name: value for name, value in os.environ.items() if name != ROLE_VARIABLE}
+    environment[RUN_FOLDER_VARIABLE] = folder.path
     environment.setdefault("PYTHONUNBUFFERED", "1")
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 

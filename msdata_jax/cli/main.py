@@ -11,7 +11,7 @@ _COMMANDS = {
     "launch": "Start a job on this machine: planner, loaders and trainers under mpiexec.",
     "serve": "Be one rank of a job: planner, loader, or trainer.",
     "plan": "Dry run: what a recipe's steps look like on a mesh, and what to change.",
-    "inspect": "Ask a plan log what was in a step or row, and where a sample went.",
+    "inspect": "Ask a plan log what was in a step or row, or a checkpoint where the data stand.",
     "simulate": "What balancing would bring on clusters of this size, with the real planner.",
     "doctor": "Check what is installed, and that ranks start and stay free of JAX.",
     "bench": "Run a benchmark and print its rows.",

@@ -19,3 +19,17 @@ plan_log = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="The planner writes each step's plan to this new file, which `msdata inspect` reads.",
 )
+heartbeat_seconds = click.option(
+    "--heartbeat-seconds",
+    default=15.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="A loader that is silent for so long counts as lost, and others take over.",
+)
+read_seconds = click.option(
+    "--read-seconds",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="So does a loader that reads one block for so long.",
+)

@@ -18,10 +18,16 @@ NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- tra
 
 
 @click.command("serve", context_settings={"ignore_unknown_options": True})
-@click.option("--role", type=click.Choice(["planner", "loader", "constructor"]), help="This rank's role.")
-@click.option("--roles", help="Roles of all ranks in order, such as planner=1,loaders=3,trainers=2.")
+@click.option(
+    "--role", type=click.Choice(["planner", "loader", "shadow", "constructor"]), help="This rank's role."
+)
+@click.option(
+    "--roles", help="Roles of all ranks in order, such as planner=1,loaders=3,shadows=1,trainers=2."
+)
 @options.threads
 @options.start_seconds
+@options.heartbeat_seconds
+@options.read_seconds
 @options.plan_log
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, type=click.UNPROCESSED)
@@ -30,6 +36,8 @@ def command(  # noqa: PLR0917 - click calls it by name
     roles: str | None,
     threads: int,
     start_seconds: float,
+    heartbeat_seconds: float,
+    read_seconds: float,
     plan_log: Path | None,
     recipe: Path,
     train: tuple[str, ...],
@@ -59,15 +67,13 @@ def command(  # noqa: PLR0917 - click calls it by name
     os.environ[ROLE_VARIABLE] = role
     if role == "constructor":
         return _become_trainer(train)
+    from msdata_jax.runtime.limits import TimeLimits
     from msdata_jax.serve import serve
 
-    return serve(
-        partial(load_recipe, recipe),
-        role,
-        num_threads=threads,
-        start_seconds=start_seconds,
-        plan_log=plan_log,
+    limits = TimeLimits(
+        start_seconds=start_seconds, heartbeat_seconds=heartbeat_seconds, read_seconds=read_seconds
     )
+    return serve(partial(load_recipe, recipe), role, num_threads=threads, limits=limits, plan_log=plan_log)
 
 
 def _check_start(roles: str, train: tuple[str, ...]) -> None:

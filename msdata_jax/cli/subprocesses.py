@@ -11,7 +11,10 @@ from dataclasses import dataclass
 END_SECONDS = 5.0
 """How long mpiexec may take to end its ranks before all are killed."""
 
-_LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MSDATA_ROLE")
+_LAUNCHER_PREFIXES = (
+    *("PMI_", "PMIX_", "OMPI_COMM_WORLD_"),
+    *("MSDATA_ROLE", "MSDATA_RUN_FOLDER", "MSDATA_GUARD"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

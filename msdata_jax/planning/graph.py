@@ -356,6 +356,12 @@ class DGraph:
         """A text that is equal for equal strategies, in every process; functions enter by their names."""
         return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self))
 
+    def describe_content(self) -> str:
+        """What decides a step's content besides the mixture: rows and costs, as `describe` does."""
+        names = ("packing", "regrouped_steps", "backbone_cost", "encoder_cost")
+        text = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
     def __str__(self) -> str:
         """The chain, a primitive a line."""
         return "\n".join(f"{name:<12} {text}" for name, text in describing.lines(self))

@@ -1,7 +1,7 @@
 """A placed step as messages: what each constructor is to expect, and what each loader is to send to whom."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,6 @@ from msdata_jax.planning.giants import dominance, num_giants
 from msdata_jax.planning.place_tree import ClientPlaceTree
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Effect, Send
-
-Owners = Callable[[np.ndarray], np.ndarray]
-"""From SampleInfo records to the loader rank that holds each, int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +83,56 @@ class Audience:
     num_sources: int
 
 
-def announce(plan: StepPlan, is_last: np.ndarray, audience: Audience, owners: Owners) -> list[Effect]:
-    """Expectations for the constructors and orders for the loaders.
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The samples that a step takes from the loaders; kept until the step is delivered everywhere.
+
+    Attributes:
+        step: the step.
+        infos: SampleInfo records `[k]`; a sample is there once for each stretch and each constructor.
+        columns: of `Order`, `[k]` each.
+        without_patches: as in `Order`.
+    """
+
+    step: int
+    infos: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    without_patches: bool
+
+    def without(self, constructors: Sequence[int]) -> "Wanted":
+        """The same, but nothing is to be sent to these constructors, only to be forgotten in time."""
+        constructor = self.columns["constructor"]
+        kept = np.where(np.isin(constructor, constructors), -1, constructor).astype(np.int32)
+        return replace(self, columns={**self.columns, "constructor": kept})
+
+    def orders(self, owner: np.ndarray, which: np.ndarray | None = None) -> list[Effect]:
+        """One order to each loader.
+
+        Args:
+            owner: int64 `[k]`, the loader that holds each sample.
+            which: bool `[k]`, those to ask for; None for all.
+        """
+        by_owner = np.argsort(owner, kind="stable")
+        if which is not None:
+            by_owner = by_owner[which[by_owner]]
+        loaders, first = np.unique(owner[by_owner], return_index=True)
+        effects: list[Effect] = []
+        if not len(loaders):
+            return effects
+        for loader, mine in zip(loaders.tolist(), np.split(by_owner, first[1:]), strict=True):
+            of_loader = {name: column[mine] for name, column in self.columns.items()}
+            order = m.Order(step=self.step, without_patches=self.without_patches, **of_loader)
+            effects.append(Send(rank=loader, message=order))
+        return effects
+
+
+def announce(plan: StepPlan, is_last: np.ndarray, audience: Audience) -> tuple[list[Effect], Wanted]:
+    """Expectations for the constructors, and what loaders are to send them.
 
     Args:
         plan: the step.
         is_last: bool `[segments]`, as in `Order`.
         audience: who is told.
-        owners: who holds the samples.
     """
     row_of_content = np.empty(plan.num_rows, dtype=np.int64)
     row_of_content[plan.order] = np.arange(plan.num_rows)
@@ -125,7 +164,7 @@ def announce(plan: StepPlan, is_last: np.ndarray, audience: Audience, owners: Ow
         wanted.append(_wanted(client.rank, images, for_slots=True))
         if client.is_leader:
             wanted.append(_wanted(client.rank, mine, for_slots=False))
-    return [*effects, *_orders(plan, is_last, np.concatenate(wanted), owners)]
+    return effects, _wanted_of(plan, is_last, np.concatenate(wanted))
 
 
 def _wanted(rank: int, segments: np.ndarray, *, for_slots: bool) -> np.ndarray:
@@ -194,28 +233,38 @@ def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
     }
 
 
-def _orders(plan: StepPlan, is_last: np.ndarray, wanted: np.ndarray, owners: Owners) -> list[Effect]:
-    """One order per loader; `wanted` as `_wanted` gives it."""
+def _wanted_of(plan: StepPlan, is_last: np.ndarray, wanted: np.ndarray) -> Wanted:
+    """`wanted` as `_wanted` gives it; dropped samples are wanted by nobody."""
     rank, index, segment, for_slots = wanted.T
     dropped = np.zeros(len(plan.dropped), dtype=np.int32)
-    keys = np.concatenate([plan.samples[segment], plan.dropped])
+    infos = np.concatenate([plan.samples[segment], plan.dropped])
     columns = {
         "constructor": np.concatenate([rank, dropped - 1]).astype(np.int32),
         "index": np.concatenate([index, dropped]).astype(np.int32),
-        "source": keys["source"],
-        "position": keys["position"],
-        "part": keys["part"],
+        "source": infos["source"],
+        "position": infos["position"],
+        "part": infos["part"],
         "start": np.concatenate([plan.start[segment], dropped]),
         "length": np.concatenate([plan.length[segment], dropped]),
         "is_last": np.concatenate([is_last[segment], dropped == 0]),
         "is_image": np.concatenate([for_slots, dropped]).astype(bool),
     }
-    owner = owners(keys)
-    by_owner = np.argsort(owner, kind="stable")
-    loaders, first = np.unique(owner[by_owner], return_index=True)
-    effects: list[Effect] = []
-    for loader, mine in zip(loaders.tolist(), np.split(by_owner, first[1:]), strict=True):
-        of_loader = {name: column[mine] for name, column in columns.items()}
-        order = m.Order(step=plan.step, without_patches=plan.num_slots > 0, **of_loader)
-        effects.append(Send(rank=loader, message=order))
-    return effects
+    return Wanted(step=plan.step, infos=infos, columns=columns, without_patches=plan.num_slots > 0)
+
+
+def order_to_forget(step: int, infos: np.ndarray) -> m.Order:
+    """To a loader: forget these samples when `step` is released; nobody asks for them."""
+    nothing = np.zeros(len(infos), dtype=np.int32)
+    return m.Order(
+        step=step,
+        constructor=nothing - 1,
+        index=nothing,
+        source=infos["source"],
+        position=infos["position"],
+        part=infos["part"],
+        start=nothing,
+        length=nothing,
+        is_last=nothing == 0,
+        is_image=nothing > 0,
+        without_patches=False,
+    )

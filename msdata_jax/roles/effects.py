@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from msdata_jax.roles.messages import Expect, RoleMessage
+from msdata_jax.roles.messages import BlocksSaved, Expect, RoleMessage, StateAfter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +26,25 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Deliver:
-    """Hand a finished step to the trainer."""
+    """Make a finished step ready for the trainer, who gets it when it is shown."""
 
     expect: Expect
     fields: Mapping[str, np.ndarray]
+    states: Sequence[StateAfter] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """Let the trainer have the steps that are ready, up to `step`."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """Tell the trainer that the blocks it asked for are on disk, or why not."""
+
+    message: BlocksSaved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +62,15 @@ class Finish:
     figures: Mapping[str, Any] | None = None
 
 
-Effect: TypeAlias = Send | Run | Deliver | EndStream | Finish
+@dataclass(frozen=True, kw_only=True)
+class Forget:
+    """Take nothing from this rank any more, and do not wait for it."""
+
+    rank: int
+    why: str
+
+
+Effect: TypeAlias = Send | Run | Deliver | Show | Saved | EndStream | Finish | Forget
 
 
 class Role(Protocol):

@@ -7,6 +7,9 @@ from msdata_jax.errors import LaunchError
 from msdata_jax.roles.messages import Join
 from msdata_jax.roles.placement import Placement
 
+OF_ONE = ("process", "state")
+"""What training processes need not agree in; the state comes from the first one, its digest from all."""
+
 
 def check_joins(joins: Mapping[int, Join], placement: Placement, recipe: str) -> Join:
     """Compare what every constructor rank said with the first one, with the mesh and with our recipe.
@@ -30,7 +33,7 @@ def check_joins(joins: Mapping[int, Join], placement: Placement, recipe: str) ->
             "the same recipe file that the training script imports"
         )
     for rank in ranks:
-        for name in (each.name for each in fields(Join) if each.name != "process"):
+        for name in (each.name for each in fields(Join) if each.name not in OF_ONE):
             ours, theirs = getattr(first, name), getattr(joins[rank], name)
             if ours != theirs:
                 raise LaunchError(

@@ -4,23 +4,33 @@
     -----------  ------------  --------------  ------------------------------------------------------------
     planner      loader        OpenSource      open this source, or fail before training starts
     loader       planner       SourceOpened    it has so many records and this fingerprint
-    constructor  planner       Join            my process, my mesh, my recipe
+    constructor  planner       Built           my trainer has built its DataLoader
+    constructor  planner       Join            my process, my mesh, my recipe, the step to begin with
     planner      loader        Lease           read and transform these positions, keep the samples
     loader       planner       BlockReady      they yielded these samples (metadata only)
+    loader       planner       Heartbeat       I am alive, and this is what I have been reading for long
     planner      constructor   Expect          what step t brings you, and the step's figures
+    planner      constructor   StateAfter      what to go on with behind step t; to the first process only
     planner      loader        Order           send these samples of step t to these constructors
     loader       constructor   Samples         the samples themselves; a leader relays them to its peers
+    constructor  planner       Complete        all that step t brings me is here
+    planner      constructor   Visible         steps up to t are complete everywhere: show them
     constructor  planner       Delivered       the trainer took step t
     planner      loader        Release         steps up to t are delivered everywhere: forget their samples
+    constructor  planner       PinBlocks       let loaders hold what they have, for a checkpoint; passed on
+    constructor  planner       SaveBlocks      let them write it to a folder; passed on to all
+    loader       planner       BlocksSaved     done; summed up, passed on to the constructor that asked
     planner      constructor   EndOfData       there is no step t; with a reason where data failed
     constructor  planner       Leave           the trainer needs no more
     planner      loader        Stop            everybody left: close your sources
     loader       planner       Farewell        closed; my figures
     planner      constructor   Summary         everybody's figures; the job is over
+    planner      constructor   Lost            loader r is gone: take nothing from it any more
     any          planner       Failed          I cannot go on
     planner      everybody     Abort           rank r cannot go on; its message
 
-A rank also hands results of its own background work to itself: `BlockRead` and `Opened` on a loader.
+A rank also hands results of its own background work to itself: `BlockRead` and `Opened` on a loader; and
+whoever notices that a peer is gone says `Lost` to its own role.
 """
 
 from collections.abc import Mapping
@@ -42,11 +52,17 @@ class OpenSource:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOpened:
-    """Loader to planner."""
+    """Loader to planner; fields as in `data_state.SourceFacts`."""
 
     source: int
     num_records: int
     fingerprint: str
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """Constructor to planner: a DataLoader is built; `Join` follows when it is to begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +77,12 @@ class Join:
         num_steps: steps after which the data ends; -1 for no limit.
         steps_ahead: steps that may be under way before the trainers took them, at least 1.
         buffer_bytes_per_loader: transformed samples that a loader may hold ahead.
+        state: uint8, the packed leaves (`pack_leaves`) of the state to go on from; empty for none, and on all
+            processes but the first.
+        state_digest: of that state, the same on every process; empty for none.
+        accept_changes: go on although sources are not what they were.
+        skip_to: begin with this step; -1 for where the state is, or step 0.
+        blocks: folder of blocks that were saved with the state, `@` and its step; empty for none.
     """
 
     process: int
@@ -72,6 +94,11 @@ class Join:
     num_steps: int
     steps_ahead: int
     buffer_bytes_per_loader: int
+    state: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    state_digest: str = ""
+    accept_changes: bool = False
+    skip_to: int = -1
+    blocks: str = ""
 
     @property
     def layout(self) -> MeshLayout:
@@ -85,11 +112,23 @@ class Join:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Planner to loader: positions `start <= p < stop` of a source are yours."""
+    """Planner to loader: positions `start <= p < stop` of a source are yours.
+
+    Attributes:
+        source, start, stop: the positions.
+        keep: keep the samples; else only their metadata are wanted.
+        isolate: read in a child process: these positions were being read when a loader was lost.
+        verdicts: (position, reason) of those that count as bad whatever they are.
+        blocks: where the block may lie ready: a folder, `@`, and the step that it was pinned for.
+    """
 
     source: int
     start: int
     stop: int
+    keep: bool
+    isolate: bool
+    verdicts: list[tuple[int, str]]
+    blocks: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +138,9 @@ class BlockReady:
     Attributes:
         source, start, stop: the lease.
         infos: SampleInfo records.
-        bad_positions: positions that could not be read.
-        bad_reasons: why, in the same order.
+        bad: (position, reason, by luck) of those that could not be read.
+        verdicts: (position, reason) of all that time-outs and crashes found bad, now or before.
+        digest: of the block, metadata and samples.
         seconds: time that reading and transforming took.
     """
 
@@ -108,9 +148,53 @@ class BlockReady:
     start: int
     stop: int
     infos: np.ndarray
-    bad_positions: list[int]
-    bad_reasons: list[str]
+    bad: list[tuple[int, str, bool]]
+    verdicts: list[tuple[int, str]]
+    digest: int
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """Loader to planner, about once a second.
+
+    Attributes:
+        source, start: the block that it has been reading longest; -1 when it reads none.
+        seconds: for how long.
+    """
+
+    source: int
+    start: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateAfter:
+    """Planner to the first training process: what changed in the state to go on with behind step `step`.
+
+    Attributes:
+        step: the step; one below the first step for the state before it.
+        changed: leaves (`data_state.DataState.to_leaves`) that are new or other than before.
+        removed: names of leaves that are gone.
+    """
+
+    step: int
+    changed: Mapping[str, bytes]
+    removed: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complete:
+    """Constructor to planner: steps up to `step` are complete here."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visible:
+    """Planner to constructor: steps up to `step` are complete on every training process."""
+
+    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +315,40 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PinBlocks:
+    """To the planner, and from it to all loaders, behind the release of the steps before `step`.
+
+    They hold the samples that they have of sources with `Source.snapshot` until `SaveBlocks`, or another pin.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveBlocks:
+    """To the planner, and from it to all loaders: write what was pinned for `step` to a folder."""
+
+    step: int
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlocksSaved:
+    """From a loader to the planner, and from it, summed up, to the constructor that asked.
+
+    Attributes:
+        folder: as in `SaveBlocks`.
+        num_blocks, num_bytes: that were written.
+        error: why not; empty when all went well.
+    """
+
+    folder: str
+    num_blocks: int
+    num_bytes: int
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndOfData:
     """Planner to constructor: there is no step `step`; `error` says why unless the data simply ended."""
 
@@ -247,7 +365,9 @@ class Leave:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Planner to loader: close."""
+    """Planner to loader: close. `lost` are the ranks that nobody may wait for when leaving."""
+
+    lost: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +382,14 @@ class Summary:
     """Planner to constructor: figures of all roles."""
 
     figures: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """Rank `rank` is gone: to the planner or to its own role, from whoever noticed; then to constructors."""
+
+    rank: int
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,20 +414,23 @@ class Opened:
     source: int
     num_records: int
     fingerprint: str
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRead:
     """On a loader, from its background work."""
 
-    source: int
+    lease: Lease
     block: Block
+    digest: int
     seconds: float
 
 
 WIRE_MESSAGES: tuple[type, ...] = (
-    OpenSource, SourceOpened, Join, Lease, BlockReady, Expect, Order, Samples, Delivered, Release,
-    EndOfData, Leave, Stop, Farewell, Summary, Failed, Abort,
+    OpenSource, SourceOpened, Built, Join, Lease, BlockReady, Heartbeat, Expect, StateAfter, Order, Samples,
+    Complete, Visible, Delivered, Release, PinBlocks, SaveBlocks, BlocksSaved, EndOfData, Leave, Stop,
+    Farewell, Summary, Lost, Failed, Abort,
 )  # fmt: skip
 
 RoleMessage: TypeAlias = Any

@@ -4,16 +4,25 @@ from dataclasses import dataclass
 
 from msdata_jax.errors import LaunchError
 
-ROLES = ("planner", "loader", "constructor")
+ROLES = ("planner", "loader", "shadow", "constructor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Ranks by role. Constructor `i` of the tuple is the training process with process index `i`."""
+    """Ranks by role. Constructor `i` of the tuple is the training process with process index `i`.
+
+    Shadows are loaders that stand by: their sources are open, and they take over when a loader is lost.
+    """
 
     planner: int
     loaders: tuple[int, ...]
     constructors: tuple[int, ...]
+    shadows: tuple[int, ...] = ()
+
+    @property
+    def readers(self) -> tuple[int, ...]:
+        """All that can read: loaders and shadows."""
+        return (*self.loaders, *self.shadows)
 
     def role_of(self, rank: int) -> str:
         """The role of a rank.
@@ -24,6 +33,7 @@ class Placement:
         for role, ranks in (
             ("planner", (self.planner,)),
             ("loader", self.loaders),
+            ("shadow", self.shadows),
             ("constructor", self.constructors),
         ):
             if rank in ranks:
@@ -52,22 +62,28 @@ def placement_from_groups(groups: dict[str, tuple[int, ...]]) -> Placement:
     unknown = sorted(set(groups) - set(ROLES))
     if unknown or counts["planner"] != 1 or not counts["loader"] or not counts["constructor"]:
         raise LaunchError(
-            f"a job has one planner, at least one loader and at least one constructor (a training process "
-            f"each); the ranks asked for {counts}{f' and for unknown roles {unknown}' if unknown else ''}. "
+            f"a job has one planner, at least one loader, shadows if any, and at least one constructor (a "
+            f"training process each); the ranks asked for {counts}"
+            f"{f' and for unknown roles {unknown}' if unknown else ''}. "
             f"`msdata launch --loaders 3 --trainers 2 recipe.py -- train.py` starts them rightly"
         )
     return Placement(
-        planner=groups["planner"][0], loaders=groups["loader"], constructors=groups["constructor"]
+        planner=groups["planner"][0],
+        loaders=groups["loader"],
+        constructors=groups["constructor"],
+        shadows=groups.get("shadow", ()),
     )
 
 
 def parse_roles(spec: str) -> dict[str, int]:
-    """Counts from a spec such as `planner=1,loaders=3,trainers=2`; the ranks take the roles in this order.
+    """Counts from a spec such as `planner=1,loaders=3,shadows=1,trainers=2`; ranks take the roles in turn.
+
+    Shadows may be left out.
 
     Raises:
         LaunchError: the text is no such spec.
     """
-    names = {"planner": "planner", "loaders": "loader", "trainers": "constructor"}
+    names = {"planner": "planner", "loaders": "loader", "shadows": "shadow", "trainers": "constructor"}
     counts: dict[str, int] = {}
     for part in spec.split(","):
         name, _, number = part.strip().partition("=")
@@ -75,7 +91,7 @@ def parse_roles(spec: str) -> dict[str, int]:
         if not valid:
             raise LaunchError(f"roles are given as 'planner=1,loaders=3,trainers=2', got {spec!r}")
         counts[names[name]] = int(number)
-    if set(counts) != set(ROLES) or counts["planner"] != 1:
+    if {*counts, "shadow"} != set(ROLES) or counts["planner"] != 1:
         raise LaunchError(f"roles name one planner, some loaders and some trainers, got {spec!r}")
     return counts
 

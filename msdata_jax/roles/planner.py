@@ -1,31 +1,55 @@
 """The planner: decides, from metadata alone, what each step delivers, and who reads and sends what."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from msdata_jax.changes import Resumed, resume
+from msdata_jax.data_state import BadRecords, DataState, unpack_leaves
 from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.plan import StepPlan
 from msdata_jax.planning.graph import Composed, DGraph, EndOfData, Gathered, NeedMore, initial_state
 from msdata_jax.planning.place_tree import axes_tuple
 from msdata_jax.recipe import Recipe
-from msdata_jax.records import BadSample, info_dtype
 from msdata_jax.roles import messages as m
-from msdata_jax.roles.announcing import Audience, announce, build_clients
-from msdata_jax.roles.effects import Effect, Finish, Send
-from msdata_jax.roles.holdings import Holdings
+from msdata_jax.roles.announcing import Audience, Wanted, announce, build_clients
+from msdata_jax.roles.effects import Effect, Finish, Forget, Send
+from msdata_jax.roles.holdings import NOBODY
 from msdata_jax.roles.joining import check_joins
+from msdata_jax.roles.leasing import Leasing
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.recording import Recorder, in_flight
-from msdata_jax.roles.streams import SourceStream
+from msdata_jax.roles.standing import Standing
+from msdata_jax.roles.watching import Watch
 
 START_SECONDS = 600.0
 """Time for every rank to come and every source to open."""
 
 
+@dataclass(kw_only=True)
+class Saving:
+    """Blocks being written: who asked, which loaders are not done, and what was written so far."""
+
+    asked_by: int
+    waits_for: set[int]
+    num_blocks: int = 0
+    num_bytes: int = 0
+    error: str = ""
+
+
 class Planner:
-    """State machine of the planner; see `roles.messages` for who says what."""
+    """State machine of the planner; see `roles.messages` for who says what.
+
+    Args:
+        recipe: what to deliver.
+        placement: the job's ranks.
+        start_seconds: time for every rank to come and every source to open.
+        process_figures: what to add to the figures of this process.
+        recorder: told of every decision.
+        watch: when a loader counts as lost; None watches none.
+    """
 
     def __init__(
         self,
@@ -34,6 +58,7 @@ class Planner:
         start_seconds: float = START_SECONDS,
         process_figures: Callable[[], Mapping[str, Any]] = dict,
         recorder: Recorder | None = None,
+        watch: Watch | None = None,
     ) -> None:
         if not isinstance(recipe.strategy, DGraph):
             raise RecipeError(f"strategy is a DGraph, got {type(recipe.strategy).__name__}")
@@ -45,42 +70,49 @@ class Planner:
         self._process_figures = process_figures
         self._recorder = recorder
         self._names = recipe.source_names
-        self._affinity = placement.affinity(len(self._names))
+        self._leasing = Leasing(recipe, placement)
+        self._watch = watch or Watch(())
         self._state = initial_state(len(self._names), recipe.columns)
+        self._built: set[int] = set()
         self._joins: dict[int, m.Join] = {}
-        self._opened: dict[tuple[int, int], m.SourceOpened] = {}
         self._audience: Audience | None = None
-        self._streams: list[SourceStream] = []
+        self._standing: Standing | None = None
+        self._skip_to = -1
+        self._wanted_of: dict[int, tuple[Wanted, np.ndarray]] = {}  # by step, with who was told to send it
+        self._complete = dict.fromkeys(placement.constructors, -1)
         self._delivered = dict.fromkeys(placement.constructors, -1)
-        self._released = -1
+        self._visible = self._released = -1
         self._num_steps: int | None = None
         self._ended = False
-        self._holdings = Holdings([source.block_size for source in recipe.sources.values()])
+        self._end_step = -1
         self._demand = np.zeros(len(self._names))
         self._wanted: int | None = None
         self._wanted_ahead = 0
+        self._saving: dict[str, Saving] = {}
         self._left: dict[int, Any] = {}
         self._farewells: dict[int, Any] = {}
 
     # --- start ------------------------------------------------------------------------------------------
 
     def start(self) -> Sequence[Effect]:
-        """Ask the first loader of each source to open it; the others follow when it could."""
-        return [
-            Send(rank=loaders[0], message=m.OpenSource(source=source))
-            for source, loaders in enumerate(self._affinity)
-        ]
+        """Ask for every source to be opened."""
+        return self._leasing.open_first()
 
     def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
-        """Refuse to wait for ever. Raises LaunchError where somebody did not come in time."""
-        if self._audience or elapsed_seconds < self._start_seconds:
+        """Refuse to wait for ever: for a loader that is silent, or for the start.
+
+        Raises:
+            LaunchError: somebody did not come in time.
+        """
+        effects = [effect for rank, why in self._watch.tick() for effect in self._lose(rank, why)]
+        if effects:
+            return effects
+        if elapsed_seconds < self._start_seconds:
             return []
-        silent = sorted(set(self._placement.constructors) - set(self._joins))
-        unopened = [
-            f"{self._names[s]!r} on rank {loader}"
-            for s, loader in self._opening()
-            if (s, loader) not in self._opened
-        ]
+        silent = sorted(set(self._placement.constructors) - self._built)
+        unopened = [f"{self._names[s]!r} on rank {loader}" for s, loader in self._leasing.unopened()]
+        if self._audience or not (silent or unopened):
+            return []
         waiting = [f"constructor ranks {silent} to build their DataLoader"] if silent else []
         waiting += [f"sources to open: {', '.join(unopened)}"] if unopened else []
         raise LaunchError(
@@ -90,43 +122,58 @@ class Planner:
 
     def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
         """React to one message; see the table in `roles.messages`."""
+        if sender in self._leasing.lost:
+            return []  # it may have been slow only, but its leases are others' now
+        self._watch.heard(sender, message)
+        if isinstance(message, m.Failed):
+            return self._abort(sender, message.message)
+        if isinstance(message, m.Lost):
+            return self._lose(message.rank, message.why)
+        if sender in self._placement.readers:
+            return self._handle_reader(sender, message)
+        return self._handle_trainer(sender, message)
+
+    def _handle_reader(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
         match message:
-            case m.Failed():
-                return self._abort(sender, message.message)
             case m.SourceOpened():
-                self._opened[message.source, sender] = message
-                return [*self._open_on_others(sender, message.source), *self._begin()]
-            case m.Join():
-                self._joins[sender] = message
-                return self._begin()
+                return [*self._leasing.opened(sender, message), *self._begin()]
             case m.BlockReady():
-                self._take_block(message)
-                return self._lease() if self._waits_for_more() else self._advance()
-            case m.Delivered():
-                self._delivered[sender] = message.step
-                return [*self._release(), *self._advance()]
-            case m.Leave():
-                self._left[sender] = message.figures
-                ending = [] if self._ended else self._end(self._state.step, "")
-                return [*ending, *self._stop_when_all_left()]
+                return self._take_block(sender, message)
+            case m.BlocksSaved():
+                return self._collect_saved(sender, message)
             case m.Farewell():
                 self._farewells[sender] = message.figures
                 return self._finish_when_all_closed()
+            case m.Heartbeat():
+                return []  # the watch has heard it
             case _:
-                raise MSDataError(f"planner got {type(message).__name__} from rank {sender}")
+                raise _unexpected(sender, message)
 
-    def _opening(self) -> list[tuple[int, int]]:
-        return [(source, loader) for source, loaders in enumerate(self._affinity) for loader in loaders]
-
-    def _open_on_others(self, opened_on: int, source: int) -> Sequence[Effect]:
-        """So a source that cannot be opened fails once, not once for every loader of it."""
-        first, *others = self._affinity[source]
-        message = m.OpenSource(source=source)
-        return [Send(rank=rank, message=message) for rank in others] if opened_on == first else []
+    def _handle_trainer(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
+        match message:
+            case m.Built():
+                self._built.add(sender)
+                return []
+            case m.Join():
+                self._joins[sender] = message
+                return self._begin()
+            case m.Complete() | m.Delivered():
+                return self._progress(sender, message)
+            case m.PinBlocks():
+                return [Send(rank=rank, message=message) for rank in self._leasing.readers]
+            case m.SaveBlocks():
+                self._saving[message.folder] = Saving(asked_by=sender, waits_for=set(self._leasing.readers))
+                return [Send(rank=rank, message=message) for rank in self._leasing.readers]
+            case m.Leave():
+                self._left[sender] = message.figures
+                ending = [] if self._ended else self._end(self._state.step, "")
+                return [*ending, *self._show(), *self._stop_when_all_left()]
+            case _:
+                raise _unexpected(sender, message)
 
     def _begin(self) -> Sequence[Effect]:
         """Build the place tree and the streams once everybody is there."""
-        if len(self._joins) < len(self._placement.constructors) or len(self._opened) < len(self._opening()):
+        if self._audience or len(self._joins) < len(self._placement.constructors) or self._leasing.unopened():
             return []
         join = check_joins(self._joins, self._placement, self._recipe.fingerprint())
         tree = self._graph.place_tree(join.layout)
@@ -134,46 +181,76 @@ class Planner:
         self._num_steps = None if join.num_steps < 0 else join.num_steps
         self._steps_ahead, self._buffer_bytes = join.steps_ahead, join.buffer_bytes_per_loader
         by_host = self._graph.broadcast.via == "host"
+        clients = build_clients(tree, self._joins, self._placement.constructors, by_host=by_host)
         self._audience = Audience(
             tree=tree,
-            clients=build_clients(tree, self._joins, self._placement.constructors, by_host=by_host),
+            clients=clients,
             row_axes=tuple(join.row_axes),
             encoder_axes=axes_tuple(tree.axes(self._graph.distribution.encoder_axis)),
             num_sources=len(self._names),
         )
-        self._streams = [self._build_stream(source) for source in range(len(self._names))]
+        first = next(client.rank for client in clients if client.process == min(c.process for c in clients))
+        saved, bad = self._saved_state(self._joins[first]), (BadRecords(),) * len(self._names)
+        if saved is not None:
+            resumed = self._resume(saved, accept_changes=join.accept_changes)
+            self._state, bad = resumed.stream, resumed.bad
+        digest = saved.plan_digest if saved else ""
+        if join.skip_to > self._state.step:
+            digest = self._skip(join.skip_to, digest)
+        repeat = self._graph.mixture.on_exhausted == "repeat"  # pyright: ignore[reportOptionalMemberAccess]
+        self._leasing.begin(self._state, bad, repeat=repeat, blocks=join.blocks)
+        facts = self._leasing.facts()
         if self._recorder:
-            num_records = [
-                self._opened[s, loaders[0]].num_records for s, loaders in enumerate(self._affinity)
-            ]
-            self._recorder.start(join.layout, num_records, self._placement.loaders)
-        return self._advance()
-
-    def _build_stream(self, source: int) -> SourceStream:
-        reports = [self._opened[source, loader] for loader in self._affinity[source]]
-        if len({(r.num_records, r.fingerprint) for r in reports}) > 1:
-            found = ", ".join(
-                f"{r.num_records} records, fingerprint {r.fingerprint} on rank {loader}"
-                for loader, r in zip(self._affinity[source], reports, strict=True)
-            )
-            raise LaunchError(f"source {self._names[source]!r} is not the same on all its loaders: {found}")
-        return SourceStream(
-            self._names[source],
-            self._recipe.sources[self._names[source]],
-            num_records=reports[0].num_records,
-            repeat=self._graph.mixture.on_exhausted == "repeat",  # pyright: ignore[reportOptionalMemberAccess]
-            dtype=info_dtype(self._recipe.columns),
+            self._recorder.start(join.layout, [each.num_records for each in facts], self._placement.loaders)
+        self._standing = Standing(
+            recipe=self._recipe, facts=facts, layout=join.layout, keeper=first, plan_digest=digest
         )
+        self._delivered = dict.fromkeys(self._delivered, self._state.step - 1)
+        self._complete, self._visible = dict(self._delivered), self._state.step - 1
+        if self._is_skipping():
+            return self._advance()
+        effects = self._standing.after(self._state, self._leasing.bad_records(self._state))
+        return [*effects, *self._leasing.lease_unkept(self._state.composed_ahead()), *self._advance()]
+
+    def _saved_state(self, join: m.Join) -> DataState | None:
+        return DataState.from_leaves(unpack_leaves(join.state.tobytes())) if len(join.state) else None
+
+    def _resume(self, saved: DataState, *, accept_changes: bool) -> Resumed:
+        """Fit the saved state to the recipe and to the data as they are now."""
+        resumed = resume(saved, self._recipe, self._leasing.facts())
+        resumed.check(accept_changes=accept_changes)
+        return resumed
+
+    def _skip(self, step: int, digest: str) -> str:
+        """Go to a step: at once where the recipe allows that, else by composing all steps before it."""
+        sources = self._recipe.sources.values()
+        if self._state.step == 0 and all(source.one_per_record for source in sources):
+            try:
+                self._state = self._graph.state_before(step, self._names, self._recipe.columns)
+                return f"from step {step}"
+            except RecipeError:
+                pass  # the steps before decide more than that
+        self._skip_to = step
+        return digest
+
+    def _is_skipping(self) -> bool:
+        return self._state.step < self._skip_to
 
     # --- planning ---------------------------------------------------------------------------------------
 
-    def _take_block(self, block: m.BlockReady) -> None:
-        bad = [
-            BadSample(position=position, reason=reason)
-            for position, reason in zip(block.bad_positions, block.bad_reasons, strict=True)
-        ]
-        self._holdings.report(block.source, block.start, int(block.infos["num_bytes"].sum()))
-        self._streams[block.source].add_block(block.start, block.stop, block.infos, bad)
+    def _needed(self) -> list[np.ndarray]:
+        """SampleInfo records of all samples that loaders may still be asked for."""
+        planned = [wanted.infos for wanted, _ in self._wanted_of.values()]
+        ahead = [stream.ahead for stream in self._leasing.streams]
+        return [*planned, *self._state.composed_ahead(), *ahead]
+
+    def _take_block(self, sender: int, block: m.BlockReady) -> Sequence[Effect]:
+        effects = self._leasing.take_block(sender, block, self._needed, self._state.step - 1)
+        if not self._is_skipping() and self._leasing.holdings.owner(block.source, block.start) == NOBODY:
+            effects += self._leasing.lease_unkept(self._needed())  # it was read to be skipped
+        if self._leasing.broken:
+            effects += self._end_early(self._leasing.broken)
+        return [*effects, *(self._lease() if self._waits_for_more() else self._advance())]
 
     def _advance(self) -> Sequence[Effect]:
         """Plan as many steps as credit and known samples allow, then lease what comes next."""
@@ -181,7 +258,7 @@ class Planner:
         self._wanted = None
         while self._audience and not self._ended and not self._left and self._has_credit():
             step = self._state.step
-            if step == self._num_steps:
+            if self._num_steps is not None and step >= self._num_steps:
                 effects += self._end(step, "")
                 break
             planned = self._plan_step()
@@ -194,12 +271,12 @@ class Planner:
         """Whether composing again would be in vain, or likely so while more of that source is under way."""
         if self._wanted is None:
             return False
-        stream = self._streams[self._wanted]
+        stream = self._leasing.streams[self._wanted]
         known = len(stream.ahead) >= self._wanted_ahead or stream.ended or stream.failure is not None
         return not known and stream.num_leased_positions > 0
 
     def _has_credit(self) -> bool:
-        return self._state.step <= min(self._delivered.values()) + self._steps_ahead
+        return self._is_skipping() or self._state.step <= min(self._delivered.values()) + self._steps_ahead
 
     def _plan_step(self) -> Sequence[Effect] | None:
         """Compose and place the next step, or get nearer to it; None while samples are missing."""
@@ -207,8 +284,8 @@ class Planner:
             composed = self._graph.compose(
                 self._state,
                 self._names,
-                [stream.ahead for stream in self._streams],
-                [stream.ended for stream in self._streams],
+                [stream.ahead for stream in self._leasing.streams],
+                [stream.ended for stream in self._leasing.streams],
             )
             return self._take_composed(composed)
         except (BadSampleError, RecipeError) as error:
@@ -217,10 +294,9 @@ class Planner:
     def _take_composed(self, composed: Composed | Gathered | NeedMore | EndOfData) -> Sequence[Effect] | None:
         step = self._state.step
         if isinstance(composed, NeedMore):
-            failure = self._streams[composed.source].failure
-            if failure is not None:
-                return self._end(step, f"step {step}: {failure}")
-            stream = self._streams[composed.source]
+            stream = self._leasing.streams[composed.source]
+            if stream.failure is not None:
+                return self._end(step, f"step {step}: {stream.failure}")
             self._wanted, self._wanted_ahead = composed.source, 1 + len(stream.ahead) * 9 // 8
             # Steps are larger than was thought: lease twice what is known, so that a first step starts soon.
             least = 2 * len(stream.ahead) / (1 + self._steps_ahead)
@@ -229,25 +305,47 @@ class Planner:
         if isinstance(composed, EndOfData):
             return self._end(step, "")
         assert self._audience is not None
-        plan = (
-            None if isinstance(composed, Gathered) else self._graph.place(composed.plan, self._audience.tree)
-        )
-        for stream, count in zip(self._streams, composed.drawn.tolist(), strict=True):
+        skipped = self._is_skipping()
+        plan = None if isinstance(composed, Gathered) else composed.plan
+        if plan is not None and not skipped:
+            plan = self._graph.place(plan, self._audience.tree)
+        for stream, count in zip(self._leasing.streams, composed.drawn.tolist(), strict=True):
             stream.drop(count)
         self._state = composed.state
         if composed.drawn.any():  # else it is a step of a window, drawn for before
             self._demand = np.maximum(0.75 * self._demand, composed.drawn)
-        return [] if plan is None else self._send_step(plan)
+        if plan is None:
+            return []
+        return self._skip_step(plan) if skipped else self._send_step(plan)
+
+    def _skip_step(self, plan: StepPlan) -> Sequence[Effect]:
+        """Nobody gets this step. Behind the last one, what waits for later steps is read for good."""
+        assert self._standing is not None
+        self._standing.planned(plan)
+        self._leasing.forget(self._state)
+        if self._is_skipping():
+            return []
+        last = self._state.step - 1
+        self._delivered = dict.fromkeys(self._delivered, last)
+        self._complete, self._visible, self._released = dict(self._delivered), last, last
+        effects = self._standing.after(self._state, self._leasing.bad_records(self._state))
+        return [*effects, *self._leasing.lease_unkept(self._needed())]
 
     def _send_step(self, plan: StepPlan) -> Sequence[Effect]:
         assert self._audience is not None
+        assert self._standing is not None
         is_last, is_first = self._finished(plan)
-        self._holdings.plan_step(plan.step, np.concatenate([plan.samples[is_last & is_first], plan.dropped]))
-        effects = announce(plan, is_last, self._audience, self._holdings.owners)
+        holdings = self._leasing.holdings
+        holdings.plan_step(plan.step, np.concatenate([plan.samples[is_last & is_first], plan.dropped]))
+        self._standing.planned(plan)
+        # Before the step is announced: it may be complete, samples and all, as soon as it is expected.
+        effects = self._standing.after(self._state, self._leasing.bad_records(self._state))
+        announced, wanted = announce(plan, is_last, self._audience)
+        self._wanted_of[plan.step] = wanted, holdings.owners(wanted.infos)
+        effects += [*announced, *wanted.orders(self._wanted_of[plan.step][1])]
         if self._recorder:
-            owner = self._holdings.owners(plan.samples).astype(np.int32)
-            self._recorder.step(plan, owner, in_flight(self._state, self._streams))
-        self._forget_blocks()
+            owner = holdings.owners(plan.samples).astype(np.int32)
+            self._recorder.step(plan, owner, in_flight(self._state, self._leasing.streams))
         return effects
 
     def _finished(self, plan: StepPlan) -> tuple[np.ndarray, np.ndarray]:
@@ -262,37 +360,44 @@ class Planner:
                 seen.add(key)
         return is_last, is_first
 
+    def _end_early(self, error: str) -> list[Effect]:
+        """The data end behind the last step that all have, also where they were to end at a later one."""
+        step = self._visible + 1
+        if self._ended and self._end_step <= step:
+            return []
+        is_over = self._num_steps is not None and step >= self._num_steps  # nothing is missed
+        return [*self._end(step, "" if is_over else error)]
+
     def _end(self, step: int, error: str) -> Sequence[Effect]:
-        self._ended = True
+        self._ended, self._end_step = True, step
         end = m.EndOfData(step=step, error=error)
         return [Send(rank=rank, message=end) for rank in self._placement.constructors]
 
-    def _forget_blocks(self) -> None:
-        """Forget who holds the blocks from which nothing can be asked any more."""
-        self._holdings.forget_before(self._state.last_position, self._state.composed_ahead())
+    # --- leases -----------------------------------------------------------------------------------------
 
     def _lease(self) -> Sequence[Effect]:
         """Lease blocks so that each source is known `steps_ahead` steps of its demand ahead."""
-        if self._ended or self._left or not self._streams:
+        if self._ended or self._left or not self._leasing.streams:
             return []
         effects: list[Effect] = []
         # A full loader gets more only where no step is under way whose release would make room.
         nothing_to_release = self._state.step <= min(self._delivered.values()) + 1
         for source in self._sources_to_read():
-            stream = self._streams[source]
+            stream = self._leasing.streams[source]
             needed = max(1.0, (1 + self._steps_ahead) * float(self._demand[source]))
             while True:
                 urgent = nothing_to_release and source == self._wanted and stream.num_leased_positions == 0
                 if not urgent and len(stream.ahead) + stream.num_leased_positions >= needed:
                     break
                 loader = self._loader_for(source, urgent=urgent)
-                lease = None if loader is None else stream.next_lease()
-                if loader is None or lease is None:
-                    break
-                self._holdings.lease(loader, source, lease[0])
-                effects.append(
-                    Send(rank=loader, message=m.Lease(source=source, start=lease[0], stop=lease[1]))
+                leased = (
+                    []
+                    if loader is None
+                    else self._leasing.lease_next(source, loader, keep=not self._is_skipping())
                 )
+                if not leased:
+                    break
+                effects += leased
         return effects
 
     def _sources_to_read(self) -> list[int]:
@@ -312,49 +417,158 @@ class Planner:
 
     def _loader_for(self, source: int, *, urgent: bool) -> int | None:
         """The loader of `source` that holds least; None when all are full and nothing waits for it."""
-        loader = min(self._affinity[source], key=lambda rank: (self._holdings.num_bytes(rank), rank))
-        full = self._holdings.num_bytes(loader) >= self._buffer_bytes
+        loader = self._leasing.least_loaded(source)
+        full = self._leasing.holdings.num_bytes(loader) >= self._buffer_bytes
         return None if full and not urgent else loader
 
+    def _lose(self, rank: int, why: str) -> Sequence[Effect]:
+        """A rank is gone. A loader's work goes to others; without any other rank the job is over."""
+        if rank not in self._placement.readers:
+            raise JobFailed(rank, f"lost contact: {why}")
+        if rank not in self._leasing.readers:
+            return []
+        lost = m.Lost(rank=rank, why=why)
+        effects: list[Effect] = [Send(rank=each, message=lost) for each in self._placement.constructors]
+        effects += [Forget(rank=rank, why=why)]
+        again = self._leasing.lose(rank, why)
+        self._farewells.pop(rank, None)
+        for folder in list(self._saving):
+            nothing = m.BlocksSaved(folder=folder, num_blocks=0, num_bytes=0, error="")
+            effects += self._collect_saved(rank, nothing)
+        if len(self._left) == len(self._placement.constructors):
+            return [*effects, *self._finish_when_all_closed()]  # the others were told to stop
+        return [*effects, *again, *self._go_on_without(rank)]
+
+    def _go_on_without(self, lost: int) -> Sequence[Effect]:
+        """What the lost loader had goes to those that are left, and what it was to send is ordered again."""
+        if not self._leasing.readers:
+            return self._without_loaders()
+        if not self._audience:
+            return self._begin()
+        effects = (
+            self._leasing.lease_unread()
+            if self._is_skipping()
+            else self._leasing.lease_unkept(self._needed())
+        )
+        for step in sorted(self._wanted_of):
+            effects += self._order_again(step, lost)
+        return [*effects, *self._advance()]
+
+    def _order_again(self, step: int, lost: int) -> Sequence[Effect]:
+        """Orders for what the lost loader was to send; constructors that have the step get nothing twice."""
+        wanted, owner = self._wanted_of[step]
+        its = owner == lost
+        owner = np.where(its, self._leasing.holdings.owners(wanted.infos), owner)
+        have = [rank for rank, complete in self._complete.items() if complete >= step]
+        self._wanted_of[step] = wanted, owner
+        return wanted.without(have).orders(owner, its)
+
+    def _without_loaders(self) -> Sequence[Effect]:
+        """Nobody can read any more: the data end behind the last step that all have."""
+        gone = "; ".join(f"rank {rank}: {why}" for rank, why in self._leasing.lost.items())
+        message = (
+            f"no source loader is left ({gone}); start the job with more loaders or with shadows "
+            "(msdata launch --loaders, --shadows), and resume from the last checkpoint"
+        )
+        if not self._audience:
+            raise LaunchError(message)
+        return self._end_early(message)
+
+    def _collect_saved(self, sender: int, saved: m.BlocksSaved) -> Sequence[Effect]:
+        """A loader wrote its blocks; when all did, tell whoever asked."""
+        saving = self._saving.get(saved.folder)
+        if saving is None:
+            return []
+        saving.waits_for.discard(sender)
+        saving.num_blocks += saved.num_blocks
+        saving.num_bytes += saved.num_bytes
+        saving.error = saving.error or saved.error
+        if saving.waits_for:
+            return []
+        del self._saving[saved.folder]
+        total = m.BlocksSaved(
+            folder=saved.folder,
+            num_blocks=saving.num_blocks,
+            num_bytes=saving.num_bytes,
+            error=saving.error,
+        )
+        return [Send(rank=saving.asked_by, message=total)]
+
     # --- end --------------------------------------------------------------------------------------------
+
+    def _progress(self, sender: int, message: m.Complete | m.Delivered) -> Sequence[Effect]:
+        if isinstance(message, m.Complete):
+            self._complete[sender] = message.step
+            return self._show()
+        self._delivered[sender] = message.step
+        self._complete[sender] = max(self._complete[sender], message.step)
+        return [*self._release(), *self._advance()]
+
+    def _show(self) -> Sequence[Effect]:
+        """Let the trainers have what is complete everywhere; those that left wait for nothing."""
+        there = [step for rank, step in self._complete.items() if rank not in self._left]
+        everywhere = min(there, default=self._visible)
+        if everywhere <= self._visible:
+            return []
+        self._visible = everywhere
+        visible = m.Visible(step=everywhere)
+        return [Send(rank=rank, message=visible) for rank in self._placement.constructors]
 
     def _release(self) -> Sequence[Effect]:
         everywhere = min(self._delivered.values())
         if everywhere <= self._released:
             return []
-        self._released = everywhere
-        self._holdings.release(everywhere)
+        assert self._standing is not None
+        self._released, self._visible = everywhere, max(self._visible, everywhere)
+        self._leasing.holdings.release(everywhere)
+        self._leasing.forget(self._standing.release(everywhere))
+        self._wanted_of = {step: wanted for step, wanted in self._wanted_of.items() if step > everywhere}
         if self._recorder:
             self._recorder.delivered(everywhere)
-        return [Send(rank=loader, message=m.Release(step=everywhere)) for loader in self._placement.loaders]
+        return [Send(rank=rank, message=m.Release(step=everywhere)) for rank in self._leasing.readers]
 
     def _stop_when_all_left(self) -> Sequence[Effect]:
         if len(self._left) < len(self._placement.constructors):
             return []
-        return [Send(rank=loader, message=m.Stop()) for loader in self._placement.loaders]
+        lost = list(self._leasing.lost)
+        stop = [Send(rank=rank, message=m.Stop(lost=lost)) for rank in self._leasing.readers]
+        return [*stop, *self._finish_when_all_closed()]
 
     def _finish_when_all_closed(self) -> Sequence[Effect]:
-        if len(self._farewells) < len(self._placement.loaders):
+        closed = all(rank in self._farewells for rank in self._leasing.readers)
+        if not closed or len(self._left) < len(self._placement.constructors):
             return []
         figures = {
             "steps": self._state.step,
             "planner": dict(self._process_figures()),
             "sources": {
-                name: {"bad_samples": s.num_bad, "bad": [[b.position, b.reason] for b in s.bad[:10]]}
-                for name, s in zip(self._names, self._streams, strict=False)
-            },
-            "loaders": [self._farewells[rank] for rank in self._placement.loaders],
+                name: self._source_figures(index) for index, name in enumerate(self._names)
+            } if self._leasing.streams else {},
+            "loaders": [self._farewells[rank] for rank in self._leasing.readers],
             "constructors": [self._left[rank] for rank in self._placement.constructors],
-        }
+            "lost": [
+                {"rank": rank, "role": self._placement.role_of(rank), "why": why}
+                for rank, why in self._leasing.lost.items()
+            ],
+        }  # fmt: skip
         summary = [
             Send(rank=rank, message=m.Summary(figures=figures)) for rank in self._placement.constructors
         ]
         return [*summary, Finish(figures=figures)]
 
+    def _source_figures(self, index: int) -> dict[str, Any]:
+        stream = self._leasing.streams[index]
+        listed = [[each.position // stream.num_records, each.position, each.reason] for each in stream.bad]
+        return {"bad_samples": stream.num_bad, "bad": listed}
+
     def _abort(self, rank: int, message: str) -> Sequence[Effect]:
-        others = (*self._placement.constructors, *self._placement.loaders)
+        others = (*self._placement.constructors, *self._leasing.readers)
         abort = m.Abort(rank=rank, message=message)
         return [*(Send(rank=r, message=abort) for r in others), Finish(error=JobFailed(rank, message))]
+
+
+def _unexpected(sender: int, message: m.RoleMessage) -> MSDataError:
+    return MSDataError(f"planner got {type(message).__name__} from rank {sender}")
 
 
 def _keys(infos: np.ndarray) -> list[tuple[int, int, int]]:

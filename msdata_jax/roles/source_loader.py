@@ -1,9 +1,10 @@
 """A source loader: reads and transforms leased blocks, keeps the samples, sends those it is told to."""
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from msdata_jax.batching.assembly import Payload, join_samples
 from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.records import Block, Sample
 from msdata_jax.roles import messages as m
-from msdata_jax.roles.effects import Effect, Finish, Run, Send
+from msdata_jax.roles.effects import Effect, Finish, Forget, Run, Send
 from msdata_jax.roles.placement import Placement
 
 
@@ -32,8 +33,12 @@ class Reader(Protocol):
         """Files held open."""
         ...
 
-    def read_block(self, start: int, stop: int) -> Block:
-        """What the positions yield; may run on several threads at once."""
+    def file_digests(self) -> Mapping[str, str]:
+        """A digest of each file by its name."""
+        ...
+
+    def read_block(self, start: int, stop: int, verdicts: Mapping[int, str]) -> Block:
+        """What the positions yield, those of `verdicts` being bad; may run on several threads at once."""
         ...
 
     def close(self) -> None:
@@ -41,12 +46,47 @@ class Reader(Protocol):
         ...
 
 
-OpenReader = Callable[[int], Reader]
-"""Opens source number `i` of the recipe; raises MSDataError where it cannot."""
+SampleKey: TypeAlias = tuple[int, int, int]
+"""Source, position and part."""
+
+
+class SavedBlocks(Protocol):
+    """Blocks on disk; `runtime.saved_blocks.BlockFolders` is one. Called on worker threads."""
+
+    def keeps(self, source: int) -> bool:
+        """Whether the blocks of a source are kept with checkpoints."""
+        ...
+
+    def load(self, reader: Reader, lease: m.Lease) -> tuple[Block, int] | None:
+        """A block that lies ready, and its digest; None where it does not, or was damaged."""
+        ...
+
+    def save(self, message: m.SaveBlocks, blocks: Sequence[tuple[int, Reader, Block, int]]) -> m.BlocksSaved:
+        """Write blocks, with their digests, to a folder."""
+        ...
+
+
+OpenReader = Callable[[int, bool], Reader]
+"""Opens source number `i` of the recipe, or gives the reader that is open; True: in a child process.
+
+May be called on any thread. Raises MSDataError where the source does not open.
+"""
+
+
+@dataclass
+class _Reading:
+    """A lease under way: when its reading began; None while it waits for a worker."""
+
+    lease: m.Lease
+    began: float | None = None
 
 
 class SourceLoader:
-    """State machine of a source loader; knows no mesh and no step beyond its orders."""
+    """State machine of a source loader; knows no mesh and no step beyond its orders.
+
+    A shadow is a source loader whose sources are open and that gets no leases until another is lost. An order
+    may ask for samples whose block is being read still: it waits for that block.
+    """
 
     def __init__(
         self,
@@ -55,23 +95,38 @@ class SourceLoader:
         process_figures: Callable[[], Mapping[str, Any]] = dict,
         clock: Callable[[], float] = lambda: 0.0,
         source_names: Sequence[str] = (),
+        saved_blocks: SavedBlocks | None = None,
     ) -> None:
-        self._planner = placement.planner
+        self._saved_blocks = saved_blocks
+        self._read_blocks: dict[tuple[int, int], m.BlockRead] = {}  # without samples, for checkpoints
+        self._pinned: tuple[int, list[tuple[int, Block, int]]] = -1, []
+        self._planner, self._others = placement.planner, placement.readers
         self._open_reader, self._process_figures, self._clock = open_reader, process_figures, clock
         self._source_names = source_names
-        self._readers: dict[int, Reader] = {}
-        self._samples: dict[tuple[int, int, int], Sample] = {}
-        self._ordered: dict[int, list[tuple[int, int, int]]] = {}
+        self._readers: dict[tuple[int, bool], Reader] = {}
+        self._samples: dict[SampleKey, Sample] = {}
+        self._ordered: dict[int, list[SampleKey]] = {}
+        self._reading: dict[tuple[int, int], _Reading] = {}
+        self._early: list[m.Order] = []  # orders for samples that are being read
+        self._released = -1
         self._read_seconds = 0.0
         self._num_samples = 0
+        self._num_restored = 0
 
     def start(self) -> Sequence[Effect]:
         """Nothing: the planner speaks first."""
         return []
 
     def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
-        """Nothing is timed here."""
-        return []
+        """Tell the planner that this rank is alive, and what it has been reading for longest."""
+        now = self._clock()
+        under_way = [
+            (now - each.began, each.lease) for each in self._reading.values() if each.began is not None
+        ]
+        if not under_way:
+            return self._tell(m.Heartbeat(source=-1, start=-1, seconds=0.0))
+        seconds, lease = max(under_way, key=lambda each: each[0])
+        return self._tell(m.Heartbeat(source=lease.source, start=lease.start, seconds=seconds))
 
     def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
         """React to one message; see the table in `roles.messages`."""
@@ -79,13 +134,16 @@ class SourceLoader:
             case m.OpenSource():
                 return [Run(call=partial(self._open, message.source))]
             case m.Lease():
-                return [Run(call=partial(self._read, message))]
+                reading = self._reading[message.source, message.start] = _Reading(message)
+                return [Run(call=partial(self._read, reading))]
             case m.Order():
-                return self._send_samples(message)
+                return self._obey(message)
             case m.Release():
                 return self._forget(message.step)
+            case m.PinBlocks() | m.SaveBlocks():
+                return self._pin_or_save(message)
             case m.Stop():
-                return self._close()
+                return self._close(message.lost)
             case m.Abort():
                 return [Finish(error=JobFailed(message.rank, message.message))]
             case _:
@@ -98,50 +156,123 @@ class SourceLoader:
                 return self._tell(m.SourceOpened(**asdict(message)))
             case m.BlockRead():
                 return self._keep(message)
-            case m.Failed():
+            case m.Failed() | m.BlocksSaved():
                 return self._tell(message)
+            case m.Lost() if message.rank in self._others:
+                return [Forget(rank=message.rank, why=message.why)]
+            case m.Lost():
+                raise JobFailed(message.rank, f"lost contact: {message.why}")
             case _:
                 raise MSDataError(f"loader got {type(message).__name__} from rank {sender}")
 
     def _tell(self, message: m.RoleMessage) -> Sequence[Effect]:
         return [Send(rank=self._planner, message=message)]
 
+    # --- on worker threads ------------------------------------------------------------------------------
+
     def _open(self, source: int) -> m.Opened:
-        """On a worker thread."""
-        reader = self._open_reader(source)
-        self._readers[source] = reader
-        return m.Opened(source=source, num_records=reader.num_records, fingerprint=reader.fingerprint())
-
-    def _read(self, lease: m.Lease) -> m.BlockRead:
-        """On a worker thread."""
-        begin = self._clock()
-        block = self._readers[lease.source].read_block(lease.start, lease.stop)
-        return m.BlockRead(source=lease.source, block=block, seconds=self._clock() - begin)
-
-    def _keep(self, read: m.BlockRead) -> Sequence[Effect]:
-        block = read.block
-        self._read_seconds += read.seconds
-        self._num_samples += len(block.samples)
-        keys = zip(block.infos["position"].tolist(), block.infos["part"].tolist(), strict=True)
-        for (position, part), sample in zip(keys, block.samples, strict=True):
-            self._samples[read.source, position, part] = sample
-        return self._tell(
-            m.BlockReady(
-                source=read.source,
-                start=block.start,
-                stop=block.stop,
-                infos=block.infos,
-                bad_positions=[bad.position for bad in block.bad],
-                bad_reasons=[bad.reason for bad in block.bad],
-                seconds=read.seconds,
-            )
+        reader = self._reader(source)
+        return m.Opened(
+            source=source,
+            num_records=reader.num_records,
+            fingerprint=reader.fingerprint(),
+            files=dict(reader.file_digests()),
         )
 
-    def _send_samples(self, order: m.Order) -> Sequence[Effect]:
+    def _reader(self, source: int, *, isolate: bool = False) -> Reader:
+        """The open source; a lease may come before it was told to be opened, or while it is."""
+        reader = self._readers[source, isolate] = self._open_reader(source, isolate)
+        return reader
+
+    def _read(self, reading: _Reading) -> m.BlockRead:
+        lease = reading.lease
+        reader = self._reader(lease.source, isolate=lease.isolate)
+        begin = reading.began = self._clock()
+        saved = self._saved_blocks.load(reader, lease) if lease.blocks and self._saved_blocks else None
+        if saved is not None:
+            self._num_restored += 1
+            block, digest = saved
+        else:
+            block = reader.read_block(lease.start, lease.stop, dict(lease.verdicts))
+            digest = digest_of(block)
+        return m.BlockRead(lease=lease, block=block, digest=digest, seconds=self._clock() - begin)
+
+    def _save(self, message: m.SaveBlocks, blocks: Sequence[tuple[int, Block, int]]) -> m.BlocksSaved:
+        assert self._saved_blocks is not None
+        with_readers = [(source, self._reader(source), block, digest) for source, block, digest in blocks]
+        return self._saved_blocks.save(message, with_readers)
+
+    # --- samples ----------------------------------------------------------------------------------------
+
+    def _keep(self, read: m.BlockRead) -> Sequence[Effect]:
+        block, source = read.block, read.lease.source
+        self._read_seconds += read.seconds
+        self._num_samples += len(block.samples)
+        self._reading.pop((source, block.start), None)
+        if read.lease.keep:
+            keys = zip(block.infos["position"].tolist(), block.infos["part"].tolist(), strict=True)
+            for (position, part), sample in zip(keys, block.samples, strict=True):
+                if len(sample["tokens"]):  # else a checkpoint kept the block without it: nobody needs it
+                    self._samples[source, position, part] = sample
+            if self._saved_blocks is not None and self._saved_blocks.keeps(source):
+                self._read_blocks[source, block.start] = replace(read, block=replace(block, samples=()))
+        ready = m.BlockReady(
+            source=source,
+            start=block.start,
+            stop=block.stop,
+            infos=block.infos,
+            bad=[(bad.position, bad.reason, bad.by_luck) for bad in block.bad],
+            verdicts=list(block.verdicts.items()),
+            digest=read.digest,
+            seconds=read.seconds,
+        )
+        waiting, self._early = self._early, []
+        return [*self._tell(ready), *(effect for order in waiting for effect in self._obey(order))]
+
+    def _pin_or_save(self, message: m.PinBlocks | m.SaveBlocks) -> Sequence[Effect]:
+        """For a checkpoint: hold what is here, then write it, whatever was forgotten meanwhile."""
+        if isinstance(message, m.PinBlocks):
+            self._pinned = message.step, self._blocks_at_hand()
+            return []
+        step, blocks = self._pinned
+        self._pinned = -1, []
+        return [Run(call=partial(self._save, message, blocks if step == message.step else []))]
+
+    def _blocks_at_hand(self) -> list[tuple[int, Block, int]]:
+        """Blocks of which a sample is left, with their digests; those that are forgotten are empty there."""
+        gone = {"tokens": np.empty(0, np.int32)}
+        blocks: list[tuple[int, Block, int]] = []
+        for (source, start), read in list(self._read_blocks.items()):
+            infos = read.block.infos
+            places = zip(infos["position"].tolist(), infos["part"].tolist(), strict=True)
+            samples = [self._samples.get((source, position, part), gone) for position, part in places]
+            if all(sample is gone for sample in samples):
+                del self._read_blocks[source, start]
+            else:
+                blocks.append((source, replace(read.block, samples=samples), read.digest))
+        return blocks
+
+    def _obey(self, order: m.Order) -> Sequence[Effect]:
+        """Send what an order asks for, now or as soon as all of it is read.
+
+        Of a step that is released, since a lost loader had sent them in time, samples are only forgotten.
+        Those that nobody asks for may be forgotten already.
+        """
         keys = list(zip(order.source.tolist(), order.position.tolist(), order.part.tolist(), strict=True))
-        self._ordered[order.step] = [
-            key for key, last in zip(keys, order.is_last.tolist(), strict=True) if last
-        ]
+        is_late = order.step <= self._released
+        sent = [key for key, rank in zip(keys, order.constructor.tolist(), strict=True) if rank >= 0]
+        if not is_late and any(key not in self._samples for key in sent):
+            if not self._reading:
+                raise MSDataError(
+                    f"an order of step {order.step} asks for samples that nobody leased to this rank"
+                )
+            self._early.append(order)
+            return []
+        last = [key for key, is_last in zip(keys, order.is_last.tolist(), strict=True) if is_last]
+        self._ordered.setdefault(order.step, []).extend(last)
+        return self._forget(self._released) if is_late else self._send_samples(order, keys)
+
+    def _send_samples(self, order: m.Order, keys: Sequence[SampleKey]) -> Sequence[Effect]:
         effects: list[Effect] = []
         wanted = np.stack([order.constructor, order.is_image], axis=1)[order.constructor >= 0]
         for constructor, for_slots in np.unique(wanted, axis=0).tolist():
@@ -166,19 +297,34 @@ class SourceLoader:
         return effects
 
     def _forget(self, step: int) -> Sequence[Effect]:
+        self._released = max(self._released, step)
         for done in [each for each in self._ordered if each <= step]:
             for key in self._ordered.pop(done):
                 self._samples.pop(key, None)
-        return []
+        waiting, self._early = self._early, []
+        return [effect for order in waiting for effect in self._obey(order)]
 
-    def _close(self) -> Sequence[Effect]:
+    def _close(self, lost: Sequence[int]) -> Sequence[Effect]:
         figures = {
-            "sources": len(self._readers),
-            "open_files": {str(source): r.num_open_files for source, r in list(self._readers.items())},
+            "sources": len({source for source, _ in self._readers}),
+            "open_files": {str(s): r.num_open_files for (s, _), r in list(self._readers.items())},
             "read_seconds": round(self._read_seconds, 3),
             "samples": self._num_samples,
+            "restored_blocks": self._num_restored,
             **self._process_figures(),
         }
         for reader in list(self._readers.values()):
             reader.close()
-        return [*self._tell(m.Farewell(figures=figures)), Finish()]
+        return [
+            *self._tell(m.Farewell(figures=figures)),
+            Finish(figures={"lost": [{"rank": r} for r in lost]}),
+        ]
+
+
+def digest_of(block: Block) -> int:
+    """CRC-32 of a block's metadata and samples; whoever reads the block again must find the same."""
+    digest = zlib.crc32(np.ascontiguousarray(block.infos).view(np.uint8).data)
+    for sample in block.samples:
+        for name in sorted(sample):
+            digest = zlib.crc32(np.ascontiguousarray(sample[name]).reshape(-1).view(np.uint8).data, digest)
+    return digest

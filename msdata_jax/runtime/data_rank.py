@@ -1,36 +1,96 @@
 """Runs a planner or a source loader over an endpoint."""
 
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from msdata_transport import Endpoint
 
 from msdata_jax.errors import JobFailed
 from msdata_jax.recipe import Recipe
+from msdata_jax.roles.effects import Forget
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.planner import START_SECONDS, Planner
 from msdata_jax.roles.recording import Recorder
 from msdata_jax.roles.source_loader import Reader, SourceLoader
+from msdata_jax.roles.watching import Watch
 from msdata_jax.runtime.figures import process_figures
 from msdata_jax.runtime.loop import RoleLoop
+from msdata_jax.runtime.saved_blocks import BlockFolders
+from msdata_jax.sources.isolation import IsolatedReader, open_reader
 from msdata_jax.sources.reader import SourceReader
 
+SUSPECT_SECONDS = 60.0
+"""How long a record may take that was being read when a loader was lost."""
+
 OnFailure = Callable[[JobFailed], None]
+OnForget = Callable[[Forget], None]
 
 
-def run_planner(
+def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
     recipe: Recipe,
     placement: Placement,
     endpoint: Endpoint,
     *,
     start_seconds: float = START_SECONDS,
+    watch: Watch | None = None,
     on_failure: OnFailure | None = None,
+    on_forget: OnForget | None = None,
+    on_loop: Callable[[RoleLoop], None] | None = None,
     recorder: Recorder | None = None,
 ) -> Mapping[str, Any]:
-    """Plan until every trainer left; returns everybody's figures. Raises JobFailed."""
-    role = Planner(recipe, placement, start_seconds, process_figures, recorder)
-    return RoleLoop(role, endpoint, on_failure=on_failure).run()
+    """Plan until every trainer left; returns everybody's figures.
+
+    Args:
+        recipe: what to deliver.
+        placement: who plays what.
+        endpoint: of the planner's rank.
+        start_seconds: time for the job to start.
+        watch: when a silent loader counts as lost.
+        on_failure: told why the job cannot go on.
+        on_forget: told of a loader that is done without from now on.
+        on_loop: given the loop before it runs, so that others can tell it of lost ranks.
+        recorder: told of every decision.
+
+    Raises:
+        JobFailed: a rank failed.
+    """
+    role = Planner(recipe, placement, start_seconds, process_figures, recorder, watch)
+    loop = RoleLoop(role, endpoint, on_failure=on_failure, on_forget=on_forget)
+    if on_loop is not None:
+        on_loop(loop)
+    return loop.run()
+
+
+class _Readers:
+    """The open sources of a loader. A source is opened by whichever thread needs it first."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._readers: dict[tuple[int, bool], SourceReader | IsolatedReader] = {}
+        self._locks = defaultdict[tuple[int, bool], threading.Lock](threading.Lock)
+
+    def open(self, index: int, isolate: bool) -> Reader:
+        """The reader of a source; with `isolate`, or where the source says so, in a child process."""
+        name = self._recipe.source_names[index]
+        source = self._recipe.sources[name]
+        if isolate and not source.isolate:
+            source = replace(source, isolate=True, sample_seconds=SUSPECT_SECONDS)
+        key = (index, source.isolate)
+        with self._locks[key]:
+            if key not in self._readers:
+                self._readers[key] = open_reader(
+                    name, index, source, seed=self._recipe.seed, columns=self._recipe.columns
+                )
+            return self._readers[key]
+
+    def close(self) -> None:
+        """Close them all."""
+        for reader in list(self._readers.values()):
+            reader.close()
 
 
 def run_loader(
@@ -42,17 +102,12 @@ def run_loader(
     on_failure: OnFailure | None = None,
 ) -> Mapping[str, Any]:
     """Serve the sources until the planner says stop. Raises JobFailed."""
-    readers: list[SourceReader] = []
-
-    def open_reader(index: int) -> Reader:
-        name = recipe.source_names[index]
-        reader = SourceReader(name, index, recipe.sources[name], seed=recipe.seed, columns=recipe.columns)
-        readers.append(reader)
-        return reader
-
-    role = SourceLoader(placement, open_reader, process_figures, time.perf_counter, recipe.source_names)
+    readers = _Readers(recipe)
+    blocks = BlockFolders(recipe, endpoint.rank)
+    role = SourceLoader(
+        placement, readers.open, process_figures, time.perf_counter, recipe.source_names, blocks
+    )
     try:
         return RoleLoop(role, endpoint, num_workers=num_threads, on_failure=on_failure).run()
     finally:
-        for reader in readers:  # after a failure too, and those that were opened when the end had come
-            reader.close()
+        readers.close()  # after a failure too, and those that were opened when the end had come

@@ -6,19 +6,26 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msdata_transport import TooLate, TransportError, connect, world_size_from_environment
+from msdata_transport import (
+    EndpointClosed,
+    Faults,
+    TooLate,
+    TransportError,
+    connect,
+    world_size_from_environment,
+)
 
 from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError
 from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.runtime.data_rank import run_loader, run_planner
-from msdata_jax.runtime.loop import WORKER_SECONDS, describe_failure
+from msdata_jax.runtime.loop import FAILURE_SECONDS, WORKER_SECONDS, describe_failure
 
 if TYPE_CHECKING:
     from msdata_transport import Endpoint
@@ -47,6 +54,7 @@ class TrainingJob:
         on_failure: told the trainer's own failure; set by the open DataLoader.
         failed: whether anything failed, so that nothing at exit may wait for other processes.
         left: whether a DataLoader was closed in order, so that the others may end too.
+        lost: ranks that are gone and that the job did without.
         exit_hooks: run at an orderly exit, before MPI ends.
     """
 
@@ -55,6 +63,7 @@ class TrainingJob:
     on_failure: Callable[[str], None] | None = None
     failed: bool = False
     left: bool = False
+    lost: tuple[int, ...] = ()
     exit_hooks: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -123,13 +132,27 @@ def join_job(role: str, start_seconds: float) -> "MpiJob":
         raise LaunchError(f"the ranks form no job: {error}") from error
 
 
-def leave_job(mpi: "MpiJob") -> None:
-    """End this rank's part in order; waits for the others."""
+def leave_job(mpi: "MpiJob", lost: Sequence[int] = ()) -> None:
+    """End this rank's part in order; waits for the others.
+
+    Where ranks are `lost` nothing may wait for all: the process then ends here, with status 0.
+    """
     try:
-        mpi.leave(ok=True, timeout_seconds=LEAVE_SECONDS)
+        if not lost:
+            mpi.leave(ok=True, timeout_seconds=LEAVE_SECONDS)
+            return
+        mpi.leave_without(lost, timeout_seconds=FAILURE_SECONDS)
     except TooLate as error:
         print(f"msdata: {error}", file=sys.stderr)  # noqa: T201
-        _end_at_once()
+        if not lost:
+            _end_at_once()
+    _flush()
+    os._exit(0)
+
+
+def lost_ranks(figures: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ranks that the job did without, in the figures with which its roles finish."""
+    return tuple(each["rank"] for each in figures.get("lost", ()))
 
 
 def _install_exit_hooks(job: TrainingJob) -> None:
@@ -172,7 +195,7 @@ def _leave(job: TrainingJob) -> None:
         _end_at_once()
     for hook in job.exit_hooks:
         hook()
-    leave_job(job.mpi)
+    leave_job(job.mpi, job.lost)
 
 
 def _show_common_failure(error: JobFailed | BadSampleError) -> None:
@@ -215,9 +238,22 @@ class LocalJob:
 
 
 def start_in_process(
-    recipe: Recipe, *, num_loaders: int, threads_per_loader: int, plan_log: PlanLogWriter | None = None
+    recipe: Recipe,
+    *,
+    num_loaders: int,
+    threads_per_loader: int,
+    plan_log: PlanLogWriter | None = None,
+    faults: Faults | None = None,
 ) -> LocalJob:
-    """Start a planner and loaders on threads of this process; the planner's thread closes the log."""
+    """Start a planner and loaders on threads of this process; the planner's thread closes the log.
+
+    Args:
+        recipe: what to deliver.
+        num_loaders: source loaders.
+        threads_per_loader: their worker threads.
+        plan_log: the planner's recorder.
+        faults: to lose ranks by, for tests.
+    """
 
     def plan() -> None:
         with contextlib.closing(plan_log) if plan_log else contextlib.nullcontext():
@@ -225,7 +261,7 @@ def start_in_process(
 
     size = 2 + num_loaders
     placement = Placement(planner=0, loaders=tuple(range(1, size - 1)), constructors=(size - 1,))
-    endpoints = connect(size)
+    endpoints = connect(size, faults)
     runs: list[Callable[[], object]] = [plan]
     runs += [
         lambda rank=rank: run_loader(recipe, placement, endpoints[rank], num_threads=threads_per_loader)
@@ -242,5 +278,5 @@ def start_in_process(
 
 
 def _run_quietly(run: Callable[[], object]) -> None:
-    with contextlib.suppress(JobFailed):  # the constructor gets the same Abort and raises it in the trainer
+    with contextlib.suppress(JobFailed, EndpointClosed):  # the trainer hears of it; a killed one needs not
         run()

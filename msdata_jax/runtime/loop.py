@@ -14,7 +14,7 @@ from msdata_transport import Endpoint, PeerLost, TooLate
 
 from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.roles import messages as m
-from msdata_jax.roles.effects import Deliver, Effect, EndStream, Finish, Role, Run, Send
+from msdata_jax.roles.effects import Deliver, Effect, EndStream, Finish, Forget, Role, Run, Saved, Send, Show
 from msdata_jax.runtime import wire
 from msdata_jax.runtime.workers import Workers
 
@@ -40,22 +40,30 @@ class RoleLoop:
         endpoint: owned by the thread that calls `run`.
         num_workers: threads for background work (`Run`).
         on_deliver: takes `Deliver` effects.
+        on_show: takes `Show` effects.
+        on_saved: takes `Saved` effects.
         on_end: takes `EndStream` effects.
+        on_forget: told of a rank that is lost and done without.
         on_failure: told why the job cannot go on, where this rank finds out, before any other rank is told.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only, each with a default
         self,
         role: Role,
         endpoint: Endpoint,
         *,
         num_workers: int = 1,
         on_deliver: Callable[[Deliver], None] | None = None,
+        on_show: Callable[[Show], None] | None = None,
+        on_saved: Callable[[Saved], None] | None = None,
         on_end: Callable[[EndStream], None] | None = None,
+        on_forget: Callable[[Forget], None] | None = None,
         on_failure: Callable[[JobFailed], None] | None = None,
     ) -> None:
         self._role, self._endpoint, self._on_failure = role, endpoint, on_failure
-        self._on_deliver, self._on_end = on_deliver, on_end
+        takers = {Deliver: on_deliver, Show: on_show, Saved: on_saved, EndStream: on_end}
+        self._takers: dict[type, Callable[[Any], None]] = {k: take for k, take in takers.items() if take}
+        self._on_forget = on_forget
         self._workers = Workers(num_workers)
         self._inbox: deque[m.RoleMessage] = deque()
         self._finish: Finish | None = None
@@ -97,6 +105,8 @@ class RoleLoop:
             message = self._inbox.popleft()
             if isinstance(message, m.Failed):
                 self._fail(message.message)
+            elif isinstance(message, m.Lost) and self._failure is not None:
+                continue  # the job is ending
             else:
                 self._guarded(lambda: self._role.handle(self._endpoint.rank, message))  # noqa: B023
         if self._finish is not None:
@@ -116,9 +126,17 @@ class RoleLoop:
             for effect in step():
                 self._perform(effect)
         except PeerLost as lost:
-            self._fail(f"lost contact: {lost}", lost.rank)
+            self._lose(lost)
+        except JobFailed as failed:
+            self._fail(failed.message, failed.rank)
         except Exception as error:  # noqa: BLE001 - a rank's boundary: whatever it is, the job must hear of it
             self._fail(describe_failure(error))
+
+    def _lose(self, lost: PeerLost) -> None:
+        """Let the role say whether it can do without a rank."""
+        if self._failure is None:
+            message = m.Lost(rank=lost.rank, why=lost.why)
+            self._guarded(lambda: self._role.handle(self._endpoint.rank, message))
 
     def _fail(self, message: str, rank: int | None = None) -> None:
         """The job cannot go on because of `rank`, by default this one; only the first reason counts."""
@@ -144,22 +162,23 @@ class RoleLoop:
                 self._send(rank, message)
             case Run(call=call):
                 self._workers.submit(partial(self._work, call))
-            case Deliver() if self._on_deliver is not None:
-                self._on_deliver(effect)
-            case EndStream() if self._on_end is not None:
-                self._on_end(effect)
+            case Forget(rank=rank, why=why):
+                self._endpoint.forget(rank, why)
+                if self._on_forget is not None:
+                    self._on_forget(effect)
             case Finish():
                 self._finish = effect
+            case _ if type(effect) in self._takers:
+                self._takers[type(effect)](effect)
             case _:
                 raise MSDataError(f"nobody takes {type(effect).__name__} here")
 
     def _send(self, rank: int, message: m.RoleMessage) -> None:
         try:
             self._endpoint.send(rank, wire.encode(message))
-        except PeerLost:
-            if self._failure is None:
-                raise
-            # Else the job is ending, and the ranks that are left must still be told.
+        except PeerLost as lost:
+            # What else this step of the role brought about must still be done.
+            self._inbox.append(m.Lost(rank=lost.rank, why=lost.why))
 
     def _work(self, call: Callable[[], m.RoleMessage]) -> None:
         """On a worker thread."""

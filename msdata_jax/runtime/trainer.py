@@ -4,7 +4,9 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +16,23 @@ from msdata_transport import Endpoint
 from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
-from msdata_jax.roles.effects import Deliver, EndStream
+from msdata_jax.roles.effects import Deliver, EndStream, Saved, Show
 from msdata_jax.runtime.loop import FAILURE_SECONDS, RoleLoop
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step as the trainer gets it: its plan, cut to this process, and its batch."""
+    """A step as the trainer gets it.
+
+    Attributes:
+        expect: its plan, cut to this process.
+        batch: the arrays.
+        states: what changed in the state to go on with; on the first training process alone.
+    """
 
     expect: m.Expect
     batch: Mapping[str, Any]
+    states: Sequence[m.StateAfter]
 
 
 class TrainerSide:
@@ -47,15 +56,35 @@ class TrainerSide:
     ) -> None:
         self._emit, self._exit_on_failure = emit, exit_on_failure
         self._steps: queue.SimpleQueue[Step | EndStream] = queue.SimpleQueue()
+        self._blocks_saved: queue.SimpleQueue[Saved] = queue.SimpleQueue()
+        self._ready: deque[Step] = deque()  # complete here, maybe not everywhere
         self._loop = RoleLoop(
-            role, endpoint, on_deliver=self._deliver, on_end=self._steps.put, on_failure=self._show
+            role,
+            endpoint,
+            on_deliver=self._deliver,
+            on_show=self._let_have,
+            on_saved=self._blocks_saved.put,
+            on_end=self._steps.put,
+            on_failure=self._show,
         )
+        self._begun = False
         self._ended: EndStream | None = None
         self._failure: JobFailed | None = None
         self._closed = False
         self.figures: Mapping[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name="msdata-constructor", daemon=True)
         self._thread.start()
+
+    def begin(self, join: m.Join) -> None:
+        """Join the job: steps are made ready from now on. Only the first call counts."""
+        if not self._begun:
+            self._begun = True
+            self._loop.post(join)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether `begin` was called."""
+        return self._begun
 
     def next_step(self, timeout_seconds: float) -> Step:
         """The next step, and word to the planner that it was taken.
@@ -83,6 +112,28 @@ class TrainerSide:
         if self._ended.error is not None:
             raise self._ended.error
         raise StopIteration
+
+    def pin_blocks(self, step: int) -> None:
+        """Let the loaders hold the blocks that a checkpoint of the state before `step` keeps."""
+        self._loop.post(m.PinBlocks(step=step))
+
+    def save_blocks(self, step: int, folder: str, timeout_seconds: float) -> m.BlocksSaved:
+        """Let the loaders write what they hold; on any thread, one call at a time.
+
+        A failure is told, not raised: a checkpoint is whole without them.
+        """
+        self._loop.post(m.SaveBlocks(step=step, folder=folder))
+        deadline = time.monotonic() + timeout_seconds
+        while (left := deadline - time.monotonic()) > 0 and self._thread.is_alive():
+            try:
+                saved = self._blocks_saved.get(timeout=min(left, 1.0)).message
+            except queue.Empty:
+                continue
+            if saved.folder == folder:
+                return saved
+        return m.BlocksSaved(
+            folder=folder, num_blocks=0, num_bytes=0, error="no answer from the loaders in time"
+        )
 
     def fail(self, message: str) -> None:
         """Tell the job that the trainer cannot go on, and wait until it heard."""
@@ -131,7 +182,12 @@ class TrainerSide:
             print(f"msdata: rank {failed.rank} failed:\n{failed.message}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _deliver(self, delivered: Deliver) -> None:
-        self._steps.put(Step(expect=delivered.expect, batch=self._emit(delivered.fields)))
+        batch = self._emit(delivered.fields)
+        self._ready.append(Step(expect=delivered.expect, batch=batch, states=delivered.states))
+
+    def _let_have(self, show: Show) -> None:
+        while self._ready and self._ready[0].expect.step <= show.step:
+            self._steps.put(self._ready.popleft())
 
     def _exit_later(self) -> None:
         timer = threading.Timer(FAILURE_SECONDS, _exit_now)

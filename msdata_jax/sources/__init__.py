@@ -4,6 +4,8 @@ from msdata_jax.sources.feistel import order_key as order_key
 from msdata_jax.sources.feistel import permute as permute
 from msdata_jax.sources.images import DecodeImage as DecodeImage
 from msdata_jax.sources.images import Patchify as Patchify
+from msdata_jax.sources.isolation import IsolatedReader as IsolatedReader
+from msdata_jax.sources.isolation import open_reader as open_reader
 from msdata_jax.sources.lengths import Split as Split
 from msdata_jax.sources.lengths import Truncate as Truncate
 from msdata_jax.sources.order import Order as Order

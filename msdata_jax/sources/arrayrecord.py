@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from msdata_jax.errors import SourceError
-from msdata_jax.sources.protocol import BadRecord, one_line, require
+from msdata_jax.sources.protocol import BadRecord, one_line, require, says_transient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,9 @@ class ArrayRecordFile:
         try:
             return {"record": handle.reader.read([index])[0]}
         except RuntimeError as error:
-            return BadRecord(f"record {index}: {one_line(error, [self._path])}")
+            return BadRecord(
+                f"record {index}: {one_line(error, [self._path])}", transient=says_transient(str(error))
+            )
 
 
 class _Handle:

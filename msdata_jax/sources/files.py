@@ -8,7 +8,9 @@ import glob
 import hashlib
 import importlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from msdata_jax.sources.handles import Handles
 from msdata_jax.sources.protocol import BadRecord, Format, Handle, RecordFile
 
 MAX_OPEN_FILES = 32
+MAX_FILE_DIGESTS = 64
 _DIGEST_BYTES = 65536
 
 # suffix -> module and class; imported when a source needs it
@@ -79,14 +82,23 @@ class FileRecords:
         records: list[Any] = [None] * len(indices)
         for number in map(int, np.unique(numbers)):
             places = np.flatnonzero(numbers == number)
-            with self._handles.using(number) as handle:
-                found = self._files[number].read(handle, indices[places] - self._starts[number])
-            name = os.path.basename(self._paths[number])
+            found = self._read_file(number, indices[places] - self._starts[number])
             for place, record in zip(places.tolist(), found, strict=True):
-                records[place] = (
-                    BadRecord(f"{name}: {record.reason}") if isinstance(record, BadRecord) else record
-                )
+                records[place] = record
         return records
+
+    def _read_file(self, number: int, indices: np.ndarray) -> list[Any]:
+        path = self._paths[number]
+        try:
+            with self._handles.using(number) as handle:
+                found = self._files[number].read(handle, indices)
+        except OSError as error:
+            raise SourceError(f"{path} can no longer be read: {error.strerror or error}") from error
+        name = os.path.basename(path)
+        return [
+            replace(record, reason=f"{name}: {record.reason}") if isinstance(record, BadRecord) else record
+            for record in found
+        ]
 
     def describe(self, index: int) -> str:
         """The record's number in its file, from 0."""
@@ -97,13 +109,24 @@ class FileRecords:
         """Digest of each file's name, size, record count, first and last 64 KiB (headers and footers)."""
         digest = hashlib.blake2b(digest_size=16)
         for path, file in zip(self._paths, self._files, strict=True):
-            with _opened(path) as stream:
-                size = os.fstat(stream.fileno()).st_size
-                digest.update(f"{os.path.basename(path)}\n{size}\n{len(file)}\n".encode())
-                digest.update(stream.read(_DIGEST_BYTES))
-                stream.seek(max(0, size - _DIGEST_BYTES))
-                digest.update(stream.read(_DIGEST_BYTES))
+            digest.update(f"{os.path.basename(path)}\n".encode())
+            _digest_file(path, len(file), digest)
         return digest.hexdigest()
+
+    def file_digests(self) -> dict[str, str]:
+        """Digest of each file's size, record count, first and last 64 KiB."""
+        if len(self._paths) > MAX_FILE_DIGESTS:
+            return {}
+        digests = {}
+        for name, path, file in zip(_short_names(self._paths), self._paths, self._files, strict=True):
+            digest = hashlib.blake2b(digest_size=8)
+            _digest_file(path, len(file), digest)
+            digests[name] = digest.hexdigest()
+        return digests
+
+    def drop_handles(self) -> None:
+        """Open the files anew from now on."""
+        self._handles.drop()
 
     def close(self) -> None:
         """Close all files."""
@@ -114,6 +137,26 @@ class FileRecords:
             return self._files[number].open()
         except OSError as error:
             raise SourceError(f"{self._paths[number]} can no longer be opened: {error.strerror}") from error
+
+
+def _digest_file(path: str, num_records: int, digest: Any) -> None:
+    with _opened(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        digest.update(f"{size}\n{num_records}\n".encode())
+        digest.update(stream.read(_DIGEST_BYTES))
+        stream.seek(max(0, size - _DIGEST_BYTES))
+        digest.update(stream.read(_DIGEST_BYTES))
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """Base names; where files share one, their paths from the folder that all files have in common."""
+    counts = Counter(os.path.basename(path) for path in paths)
+    whole = [os.path.abspath(path) for path in paths]
+    folder = os.path.commonpath([os.path.dirname(path) for path in whole])
+    return [
+        name if counts[name := os.path.basename(path)] == 1 else os.path.relpath(path, folder)
+        for path in whole
+    ]
 
 
 def _opened(path: str) -> Any:

@@ -14,6 +14,7 @@ from msdata_jax.sources.protocol import Handle
 class _Entry:
     handle: Handle
     num_users: int = 0
+    is_dropped: bool = False
 
 
 class Handles:
@@ -55,7 +56,16 @@ class Handles:
         finally:
             with self._lock:
                 entry.num_users -= 1
+                if entry.is_dropped and entry.num_users == 0:
+                    entry.handle.close()
                 self._close_idle(0 if self._closed else self._max_open)
+
+    def drop(self) -> None:
+        """Open anew from now on: close what is idle now, and what is in use as soon as it no longer is."""
+        with self._lock:
+            self._close_idle(0)
+            while self._entries:
+                self._entries.popitem()[1].is_dropped = True
 
     def close(self) -> None:
         """Close what is idle now, and what is in use as soon as it no longer is."""

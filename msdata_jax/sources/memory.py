@@ -12,7 +12,7 @@ import numpy as np
 
 from msdata_jax.errors import SourceError
 from msdata_jax.sources.feistel import MAX_RECORDS
-from msdata_jax.sources.protocol import BadRecord, one_line
+from msdata_jax.sources.protocol import BadRecord, is_transient, one_line
 
 
 class MemoryRecords:
@@ -69,7 +69,9 @@ class MemoryRecords:
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - the user's code: what it raises is a bad record
-            return BadRecord(f"{type(self._data).__name__}[{index}]: {one_line(error)}")
+            return BadRecord(
+                f"{type(self._data).__name__}[{index}]: {one_line(error)}", transient=is_transient(error)
+            )
 
     def describe(self, index: int) -> str:
         """The record's number, from 0."""
@@ -78,6 +80,13 @@ class MemoryRecords:
     def fingerprint(self) -> str:
         """The type and the length: all that is known of data in memory without reading them."""
         return f"{type(self._data).__qualname__}:{self._num_records}"
+
+    def file_digests(self) -> dict[str, str]:
+        """None: there are no files."""
+        return {}
+
+    def drop_handles(self) -> None:
+        """Nothing is open."""
 
     def close(self) -> None:
         """Nothing is open."""

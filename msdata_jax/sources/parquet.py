@@ -9,7 +9,7 @@ import numpy as np
 
 from msdata_jax.errors import SourceError
 from msdata_jax.sources.feistel import MAX_RECORDS
-from msdata_jax.sources.protocol import BadRecord, one_line, require
+from msdata_jax.sources.protocol import BadRecord, is_transient, one_line, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,10 @@ class ParquetFile:
                 columns = None if self._options.columns is None else list(self._options.columns)
                 decoded = handle.read_row_group(group, columns=columns, use_threads=False).combine_chunks()
             except (self._arrow.ArrowException, OSError, ValueError) as error:
-                return BadRecord(f"row group {group} cannot be decoded: {one_line(error, [self._path])}")
+                return BadRecord(
+                    f"row group {group} cannot be decoded: {one_line(error, [self._path])}",
+                    transient=is_transient(error),
+                )
             if decoded.num_rows != self.group_sizes[group]:
                 return BadRecord(
                     f"row group {group} has {decoded.num_rows} rows, not {self.group_sizes[group]}"

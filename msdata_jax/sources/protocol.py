@@ -1,6 +1,8 @@
 """What the reader needs of a dataset (`Records`), and what a file format needs to provide (`Format`)."""
 
+import errno
 import importlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -10,12 +12,27 @@ import numpy as np
 
 from msdata_jax.errors import SourceError
 
+_TRANSIENT = frozenset(
+    (
+        *(errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.EMFILE),
+        *(errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ENOTCONN, errno.ENFILE),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        *((errno.EREMOTEIO,) if hasattr(errno, "EREMOTEIO") else ()),
+    )
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """Stands for a record that cannot be read; the reason is the same in every process."""
+    """Stands for a record that cannot be read.
+
+    Attributes:
+        reason: why, in words; the same in every process unless `transient`.
+        transient: the disk or the network failed and not the record: another try may go well.
+    """
 
     reason: str
+    transient: bool = False
 
 
 class Records(Protocol):
@@ -61,6 +78,18 @@ class Records(Protocol):
 
     def fingerprint(self) -> str:
         """A digest that changes when the data does, without reading them all. Free of paths and times."""
+        ...
+
+    def file_digests(self) -> dict[str, str]:
+        """A digest (hex, 16 digits) of each file by its name, of the same bytes as the fingerprint.
+
+        Names are base names, or paths from the files' common folder where base names clash. Empty where there
+        are no files, or more than 64.
+        """
+        ...
+
+    def drop_handles(self) -> None:
+        """Open files anew from now on: the handles at hand may be stale."""
         ...
 
     def close(self) -> None:
@@ -127,6 +156,19 @@ def require(module: str, extra: str) -> ModuleType:
             f"this needs the package {module.split('.', maxsplit=1)[0]}, which cannot be imported ({error}); "
             f"install it with: pip install 'msdata-jax[{extra}]'"
         ) from error
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether an error is one of the disk or the network that may pass, and not one of the data."""
+    # Libraries raise OSError for damaged data too, without a number.
+    return isinstance(error, ConnectionError | TimeoutError) or (
+        isinstance(error, OSError) and error.errno in _TRANSIENT
+    )
+
+
+def says_transient(text: str) -> bool:
+    """The same of a message whose library keeps the number to itself."""
+    return any(os.strerror(number) in text for number in _TRANSIENT)
 
 
 def one_line(error: BaseException, known: Sequence[str] = ()) -> str:

@@ -2,8 +2,9 @@
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,15 @@ from msdata_jax.sources.files import open_files
 from msdata_jax.sources.memory import MemoryRecords
 from msdata_jax.sources.order import Order
 from msdata_jax.sources.protocol import BadRecord, Records, one_line
+from msdata_jax.sources.retrying import RetryingRecords
 from msdata_jax.sources.samples import to_sample
 from msdata_jax.sources.transforms import Chain
+from msdata_jax.sources.watch import Phase, Watch
 
 MAX_SUBSTITUTES = 16
 """How many positions after a bad one are tried for a substitute under policy `replace`."""
+
+NO_VERDICTS: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class _Content:
     samples: Sequence[Sample] = ()
     columns: Sequence[dict[str, int]] = ()
     bad: str | None = None
+    by_luck: bool = False
 
 
 class SourceReader:
@@ -43,21 +49,31 @@ class SourceReader:
         source: the dataset and its transforms.
         seed: the recipe's seed.
         columns: all user columns of the recipe; those that this source does not measure are 0.
+        watch: is told what the reader is at; one that two threads share is told of both.
 
     Raises:
         SourceError: the data cannot be opened, or hold no record.
         RecipeError: a transform or its file is wrong.
     """
 
-    def __init__(self, name: str, index: int, source: Source, seed: int, columns: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        source: Source,
+        seed: int,
+        columns: Sequence[str] = (),
+        watch: Watch | None = None,
+    ) -> None:
         self._name = name
+        self._watch = watch or Watch()
         self._index = index
         self._source = source
         self._dtype = info_dtype((*columns, *source.columns))
         try:
             self._chain = Chain(source.transforms, seed=seed, source_name=name)
             self._chain.open()
-            self._records = _open(source)
+            self._records = RetryingRecords(_open(source), source.read_retries, self._watch.sleep)
             if len(self._records) == 0:
                 raise SourceError(f"{source.data!r:.100} has no records; a source needs at least one")
         except MSDataError as error:
@@ -81,16 +97,28 @@ class SourceReader:
         """Files that are open now."""
         return self._records.num_open_files
 
+    @property
+    def num_retries(self) -> int:
+        """How often a read was tried again."""
+        return self._records.num_retries
+
     def fingerprint(self) -> str:
         """A digest of the data, cheap to take and free of paths and times: equal where the data are."""
         return self._records.fingerprint()
+
+    def file_digests(self) -> dict[str, str]:
+        """A digest (hex, 16 digits) of each file by its name; empty without files, and beyond 64 of them.
+
+        As cheap as `fingerprint`, and as free of folders and times.
+        """
+        return self._records.file_digests()
 
     def locate(self, position: int) -> tuple[int, int, str]:
         """The epoch and the record of a position, and where that record is to be found, for people."""
         epochs, records = self._order.locate(np.array([position]))
         return int(epochs[0]), int(records[0]), self._records.describe(int(records[0]))
 
-    def read_block(self, start: int, stop: int) -> Block:
+    def read_block(self, start: int, stop: int, verdicts: Mapping[int, str] = NO_VERDICTS) -> Block:
         """What the positions `start <= p < stop` yield.
 
         Bad samples are listed in `Block.bad` whatever the policy; it is for the planner to end the data.
@@ -100,54 +128,80 @@ class SourceReader:
         Args:
             start: first position, at least 0.
             stop: one past the last.
+            verdicts: positions that are bad by luck, and why: they are not tried. Others than those of the
+                block and its substitutes do not matter.
+
+        Returns:
+            a block; reading it again with its `verdicts` gives an equal one.
 
         Raises:
             SourceError: the files can no longer be read, or the reader is closed.
             ValueError: not 0 <= start <= stop.
         """
-        if not 0 <= start <= stop:
-            raise ValueError(f"a block is of positions 0 <= start <= stop, got {start} and {stop}")
-        contents = dict(zip(range(start, stop), self._read(start, stop), strict=True))
+        check_range(start, stop)
+        contents = self._contents(range(start, stop), verdicts)
         bad: list[BadSample] = []
         yields: list[tuple[int, _Content]] = []
         for position in range(start, stop):
             content = contents[position]
             if content.bad is not None:
-                content, reason = self._substitute(position, content.bad, contents)
-                bad.append(BadSample(position=position, reason=reason))
+                by_luck = content.by_luck
+                content, reason = self._substitute(position, content.bad, contents, verdicts)
+                bad.append(BadSample(position=position, reason=reason, by_luck=by_luck))
             yields.append((position, content))
-        samples = [sample for _, content in yields for sample in content.samples]
-        return Block(start=start, stop=stop, infos=self._infos(yields), samples=samples, bad=bad)
+        return Block(
+            start=start,
+            stop=stop,
+            infos=self._infos(yields),
+            samples=[sample for _, content in yields for sample in content.samples],
+            bad=bad,
+            verdicts={p: content.bad or "" for p, content in sorted(contents.items()) if content.by_luck},
+        )
 
     def close(self) -> None:
         """Close the files."""
         self._records.close()
 
-    def _substitute(self, position: int, reason: str, contents: dict[int, _Content]) -> tuple[_Content, str]:
+    def _substitute(
+        self, position: int, reason: str, contents: dict[int, _Content], verdicts: Mapping[int, str]
+    ) -> tuple[_Content, str]:
         """What stands in the place of a bad position, and the reason to list. Adds to `contents`."""
         if self._source.on_bad_sample != "replace":
             return _Content(), reason
         for other in range(position + 1, position + 1 + MAX_SUBSTITUTES):
             if other not in contents:
-                contents[other] = self._read(other, other + 1)[0]
+                contents.update(self._contents([other], verdicts))
             if contents[other].samples:
                 return contents[other], reason
         return _Content(), f"{reason}; none of the next {MAX_SUBSTITUTES} positions can replace it"
 
-    def _read(self, start: int, stop: int) -> list[_Content]:
-        epochs, records = self._order.locate(np.arange(start, stop))
+    def _contents(self, positions: Sequence[int], verdicts: Mapping[int, str]) -> dict[int, _Content]:
+        contents = {p: _Content(bad=verdicts[p], by_luck=True) for p in positions if p in verdicts}
+        wanted = [p for p in positions if p not in verdicts]
+        step = 1 if self._watch.one_by_one else max(1, len(wanted))
+        for first in range(0, len(wanted), step):
+            part = wanted[first : first + step]
+            contents.update(zip(part, self._read(part), strict=True))
+        return contents
+
+    def _read(self, positions: Sequence[int]) -> list[_Content]:
+        epochs, records = self._order.locate(np.array(positions, np.int64))
         asked = epochs * len(self._records) + records if self._records.counts_epochs else records
+        self._watch.at(Phase.READ, positions[0], len(positions))
         found = self._records.read(asked)
-        return [
-            self._transform(record, epoch, index)
-            for record, epoch, index in zip(found, epochs.tolist(), records.tolist(), strict=True)
-        ]
+        contents = []
+        for position, record, epoch, index in zip(
+            positions, found, epochs.tolist(), records.tolist(), strict=True
+        ):
+            self._watch.at(Phase.TRANSFORM, position)
+            contents.append(self._transform(record, epoch, index))
+        return contents
 
     def _transform(self, record: Any, epoch: int, index: int) -> _Content:
         if record is None:
             return _Content()
         if isinstance(record, BadRecord):
-            return _Content(bad=record.reason)
+            return _Content(bad=record.reason, by_luck=record.transient)
         if not isinstance(record, dict):
             record = {"record": record}
         try:
@@ -184,6 +238,12 @@ class SourceReader:
                 values = {**columns, **default_measure(sample)}
                 rows.append((self._index, part, position, *(values.get(name, 0) for name in names)))
         return np.array(rows, self._dtype)
+
+
+def check_range(start: int, stop: int) -> None:
+    """Raise ValueError where these are no positions."""
+    if not 0 <= start <= stop:
+        raise ValueError(f"a block is of positions 0 <= start <= stop, got {start} and {stop}")
 
 
 def _open(source: Source) -> Records:

@@ -40,11 +40,28 @@ def demo(*arguments: str, timeout: float = 60, **env: str) -> subprocess.Complet
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+from_debian = pytest.mark.skipif(
+    shutil.which("apt-get") is None, reason="the demo's data come from Debian packages"
+)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's folder."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def done(out: Path) -> subprocess.CompletedProcess[str]:
+    """The demo, run."""
+    return demo("--steps", "3", timeout=300, MSDATA_DEMO_OUT=str(out))
+
+
 @pytest.mark.mpi
 @pytest.mark.multiprocess
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="the demo's data come from Debian packages")
-def test_demo(tmp_path: Path) -> None:
-    done = demo("--steps", "3", timeout=300, MSDATA_DEMO_OUT=str(tmp_path))
+@from_debian
+def test_demo(out: Path, done: subprocess.CompletedProcess[str]) -> None:
+    tmp_path = out
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report) == KEYS
@@ -66,6 +83,32 @@ def test_demo(tmp_path: Path) -> None:
     assert "Gloo" not in done.stdout
     assert "peer ranks" not in done.stdout
     assert losses_in_one_process(tmp_path / "data") == pytest.approx(report["losses"][:2], abs=2e-3)
+
+
+@pytest.mark.mpi
+@pytest.mark.multiprocess
+@from_debian
+def test_training_goes_on_to_the_last_bit(
+    out: Path, done: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    """Twice, from checkpoints that hold model and data: the losses of training that never stopped."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    wanted = losses(out / "data", tmp_path / "whole", "--steps", "3")
+    saving = ("--checkpoints", str(tmp_path / "checkpoints"), "--save-every", "1")
+    got = [losses(out / "data", tmp_path / steps, "--steps", steps, *saving) for steps in ("1", "2", "3")]
+    assert len(wanted) == 3
+    assert got == [wanted[:1], wanted[1:2], wanted[2:]]
+
+
+def losses(data: Path, report: Path, *arguments: str) -> list[float]:
+    """Of the training script in one process of one device."""
+    line = [sys.executable, str(DEMO.parents[1] / "examples" / "train.py"), "--mesh", "1,1,1", *arguments]
+    env = {**os.environ, "MSDATA_DEMO_DATA": str(data), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [*line, "--report", str(report)], env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((report / "report.json").read_text())["losses"]
 
 
 def losses_in_one_process(data: Path) -> list[float]:

@@ -18,9 +18,10 @@ OPTIONAL = {
 }
 
 PUBLIC = [
-    *("BadSampleError", "DGraph", "DataLoader", "DecodeImage", "IMAGE_TOKEN", "JobFailed", "LaunchError"),
+    *("BadSampleError", "CheckpointError", "DGraph", "DataLoader", "DecodeImage", "IMAGE_TOKEN"),
+    *("JobFailed", "LaunchError"),
     *("MSDataError", "Patchify", "Recipe", "RecipeError", "Source", "SourceError", "Split", "Tokenize"),
-    *("Truncate", "__version__", "costs", "initialize"),
+    *("Truncate", "__version__", "checkpoint", "costs", "initialize"),
 ]
 
 

@@ -1,6 +1,8 @@
 """What `msdata launch` does around mpiexec; whole jobs are in tests/mpi."""
 
+import itertools
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -34,17 +36,109 @@ def test_removes_what_is_new_and_mapped_by_nobody(shared_memory: Path, tmp_path:
     ]  # fmt: skip
 
 
+JOB = """
+import os, sys
+from msdata_transport import RunFolder
+folder = RunFolder.from_environment()
+exec(sys.argv[1])
+"""
+
+FORMED = "folder.announce_formed();"
+WELL = FORMED + "folder.write_outcome({'ok': True, 'lost': []});"
+LOST = FORMED + "folder.write_outcome({'ok': True, 'lost': [{'rank': 3, 'why': 'killed by signal 9'}]});"
+
+
 @pytest.mark.parametrize(
-    ("program", "status", "removes"), [("pass", 0, False), ("raise SystemExit(3)", 1, True)]
+    ("program", "status"),
+    [
+        ("pass", 0),  # the ranks never met
+        ("sys.exit(3)", 1),
+        (WELL, 0),
+        (WELL + "sys.exit(9)", 1),
+        (WELL + "folder.report_failure(4, 'killed by signal 9')", 1),
+        (LOST, 0),
+        (LOST + "sys.exit(9)", 0),
+        (LOST + "folder.report_failure(4, 'ended with status 1')", 1),
+        (FORMED, 1),  # no word of the planner
+        (FORMED + "folder.write_outcome({'ok': False})", 1),
+        (FORMED + "open(folder.path + '/outcome.json', 'w').write('{')", 1),
+    ],
 )
-def test_cleans_up_after_a_job_that_failed_only(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, program: str, status: int, removes: bool
+def test_success_is_the_word_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, program: str, status: int
 ) -> None:
     calls: list[object] = []
     monkeypatch.setattr(launch, "remove_new_segments", calls.append)
-    assert launch.run_until_done([sys.executable, "-c", program]) == status
-    assert bool(calls) == removes
-    assert ("the job failed" in capfd.readouterr().err) == (status == 1)
+    assert launch.run_until_done([sys.executable, "-c", JOB, program]) == status
+    assert len(calls) == 1
+    shown = capfd.readouterr().err
+    assert ("the job failed" in shown) == (status == 1)
+    assert ("1 loader was lost and replaced: rank 3 (killed by signal 9)\n" in shown) == (LOST in program)
+
+
+def test_the_run_folder_goes_with_the_job(capfd: pytest.CaptureFixture, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    program = f"open({str(note)!r}, 'w').write(folder.path)"
+    assert launch.run_until_done([sys.executable, "-c", JOB, program]) == 0
+    assert note.read_text()
+    assert not Path(note.read_text()).exists()
+
+
+@pytest.mark.parametrize(
+    ("lost", "lines"),
+    [
+        (None, []),
+        ([], []),
+        ("nonsense", []),
+        ([7, {"rank": 3, "why": "x"}], ["1 loader was lost and replaced: rank 3 (x)"]),
+        (
+            [{"rank": 3, "why": "x"}, {"rank": 2, "why": "y", "role": "loader"}],
+            ["2 loaders were lost and replaced: rank 3 (x), rank 2 (y)"],
+        ),
+        ([{"rank": 5, "why": "x", "role": "shadow"}], ["1 shadow was lost: rank 5 (x)"]),
+    ],
+)
+def test_the_lost_are_named(lost: object, lines: list[str]) -> None:
+    assert launch.describe_lost({"ok": True, "lost": lost}) == lines
+    assert launch.describe_lost(None) == []
+
+
+def dry_run(capsys: pytest.CaptureFixture, *options: str) -> list[str]:
+    launch.command.main(
+        ["--dry-run", *options, "recipe.py", "--", "train.py", "--fast"], standalone_mode=False
+    )
+    return shlex.split(capsys.readouterr().out)
+
+
+def test_a_dry_run_shows_the_command(capsys: pytest.CaptureFixture) -> None:
+    words = dry_run(capsys, "--loaders", "3", "--shadows", "1", "--heartbeat-seconds", "2.5")
+    python, guard = sys.executable, [sys.executable, "-m", "msdata_transport.guard"]
+    blocks = [list(block) for is_colon, block in itertools.groupby(words[2:], ":".__eq__) if not is_colon]
+    assert words[1] == "-disable-auto-cleanup"
+    assert [block[1] for block in blocks] == ["1", "3", "1", "1"]
+    assert [block[2:5] for block in blocks] == [guard] * 4
+    assert [block[5:7] for block in blocks] == [
+        ["--vital", "--"],
+        ["--", python],
+        ["--", python],
+        ["--vital", "--"],
+    ]
+    assert [block[-2] for block in blocks[:3]] == ["planner", "loader", "shadow"]
+    assert blocks[0][blocks[0].index("--heartbeat-seconds") + 1] == "2.5"
+    assert blocks[3][7:] == ["env", "MSDATA_ROLE=constructor", python, "train.py", "--fast"]
+
+
+def test_another_mpi_gets_no_guards(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "mpiexec"
+    other.write_text("#!/bin/sh\necho 'mpiexec (OpenRTE) 4.1.4'\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(launch, "find_mpiexec", lambda: str(other))
+    words = dry_run(capsys)
+    assert words[:4] == [str(other), "-n", "1", sys.executable]
+    assert "msdata_transport.guard" not in words
+    assert "shadow" not in words
 
 
 DEAF = """

@@ -50,10 +50,11 @@ class Job:
 def start(tmp_path: Path) -> Iterator:
     jobs = []
 
-    def start_job(fault: str, *options: str) -> Job:
+    def start_job(
+        fault: str, *options: str, train: Path = JOBS / "faulty_train.py", trainers: int = 2
+    ) -> Job:
         mark = uuid.uuid4().hex
-        train, recipe = str(JOBS / "faulty_train.py"), JOBS / "faulty_recipe.py"
-        line = launch_line(2, 2, train, recipe=recipe, options=options)
+        line = launch_line(2, trainers, str(train), recipe=JOBS / "faulty_recipe.py", options=options)
         env = environment(tmp_path, MSDATA_TEST_FAULT=fault, MSDATA_TEST_MARK=mark)
         process = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         job = Job(process, mark)
@@ -226,6 +227,36 @@ def test_trainers_without_data_ranks_are_told_how_to_start() -> None:
     assert done.returncode != 0
     assert "none of them a data rank" in done.stdout + done.stderr
     assert "msdata launch --loaders 3 --trainers 2" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "failed: killed by signal 11"),
+    ],
+)
+def test_a_trainer_that_ends_before_it_joins_ends_the_job_at_once(
+    start, tmp_path: Path, program: str, message: str
+) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(program)
+    job = start("", train=train, trainers=1)
+    job.wait_for_text(message)
+    assert_gone(job, job.time_of(message))
+    assert job.process.returncode == 1
+    assert job.text.count(message) == 1, job.text
+
+
+def test_killing_the_guard_of_a_trainer_ends_the_job(start) -> None:
+    job = start("")
+    job.wait_for_text("trainer 1 is under way")
+    victim = next(pid for pid in processes_with(job.mark) if is_trainer(pid))
+    guard = int(Path(f"/proc/{victim}/stat").read_text().rpartition(")")[2].split()[1])
+    begin = time.monotonic()
+    os.kill(guard, signal.SIGKILL)
+    assert_gone(job, begin)
+    assert job.process.returncode == 1
 
 
 def test_a_trainer_that_never_joins_ends_the_job_in_the_stated_time(start) -> None:

@@ -80,7 +80,7 @@ def test_a_split_sample_is_held_until_its_last_piece_is_sent():
         last += order.is_last.tolist()
     assert seen == [(0, 0, 4), (0, 4, 4)]
     assert last == [False, False]  # the ninth place is to come
-    held = job.planner._holdings
+    held = job.planner._leasing.holdings
     before = held.num_bytes(1)
     job.deliver(0)
     assert held.num_bytes(1) == before  # nothing of it is released
@@ -99,9 +99,9 @@ def test_two_pieces_in_one_step_count_once():
     (order,) = orders(job, 0)
     assert order.position.tolist() == [0, 0]
     assert order.is_last.tolist() == [True, True]
-    before = job.planner._holdings.num_bytes(1)
+    before = job.planner._leasing.holdings.num_bytes(1)
     job.deliver(0)
-    assert job.planner._holdings.num_bytes(1) == before - 100
+    assert job.planner._leasing.holdings.num_bytes(1) == before - 100
 
 
 @pytest.mark.parametrize("via", ["host", "device"])

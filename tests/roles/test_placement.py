@@ -24,15 +24,24 @@ def test_affinity_keeps_sources_on_few_loaders(num_loaders, num_sources):
 
 
 def test_role_of():
-    placement = Placement(planner=0, loaders=(1, 2), constructors=(3,))
-    assert [placement.role_of(rank) for rank in range(4)] == ["planner", "loader", "loader", "constructor"]
-    with pytest.raises(LaunchError, match="rank 4 has no role"):
-        placement.role_of(4)
+    placement = Placement(planner=0, loaders=(1, 2), constructors=(3,), shadows=(4,))
+    roles = ["planner", "loader", "loader", "constructor", "shadow"]
+    assert [placement.role_of(rank) for rank in range(5)] == roles
+    with pytest.raises(LaunchError, match="rank 5 has no role"):
+        placement.role_of(5)
+
+
+def test_shadows_read_but_no_source_is_theirs_at_first():
+    placement = Placement(planner=0, loaders=(1, 2), constructors=(3,), shadows=(4, 5))
+    assert placement.readers == (1, 2, 4, 5)
+    assert placement.affinity(3) == [(1,), (2,), (1,)]
 
 
 def test_from_groups():
     groups = {"planner": (2,), "loader": (0, 1), "constructor": (4, 3)}
     assert placement_from_groups(groups) == Placement(planner=2, loaders=(0, 1), constructors=(4, 3))
+    with_shadows = Placement(planner=2, loaders=(0, 1), constructors=(4, 3), shadows=(6, 5))
+    assert placement_from_groups({**groups, "shadow": (6, 5)}) == with_shadows
 
 
 @pytest.mark.parametrize(
@@ -42,16 +51,21 @@ def test_from_groups():
         {"planner": (0, 1), "loader": (2,), "constructor": (3,)},
         {"planner": (0,), "constructor": (1,)},
         {"planner": (0,), "loader": (1,)},
-        {"planner": (0,), "loader": (1,), "constructor": (2,), "shadow": (3,)},
+        {"planner": (0,), "loader": (1,), "constructor": (2,), "gossip": (3,)},
+        {"planner": (0,), "shadow": (1,), "constructor": (2,)},
     ],
 )
 def test_groups_that_are_no_job(groups):
-    with pytest.raises(LaunchError, match="one planner, at least one loader and at least one constructor"):
+    says = "one planner, at least one loader, shadows if any, and at least one constructor"
+    with pytest.raises(LaunchError, match=says):
         placement_from_groups(groups)
 
 
 def test_roles_from_a_spec():
     assert parse_roles("planner=1, loaders=3,trainers=2") == {"planner": 1, "loader": 3, "constructor": 2}
+    with_shadows = {"planner": 1, "loader": 3, "shadow": 1, "constructor": 2}
+    assert parse_roles("planner=1,loaders=3,shadows=1,trainers=2") == with_shadows
+    assert role_of_rank("planner=1,loaders=3,shadows=1,trainers=2", 4) == "shadow"
     roles = [role_of_rank("planner=1,loaders=3,trainers=2", rank) for rank in range(6)]
     assert roles == ["planner", *["loader"] * 3, *["constructor"] * 2]
     assert role_of_rank("trainers=2,planner=1,loaders=1", 0) == "constructor"
@@ -70,7 +84,8 @@ def test_roles_from_a_spec():
         "planner=1,loaders=-1,trainers=1",
         "planner=1,loaders=²,trainers=1",
         "planner=1,loaders=1,loaders=2,trainers=1",
-        "planner=1,loaders=1,trainers=1,shadows=1",
+        "planner=1,loaders=1,trainers=1,shadows=0",
+        "planner=1,shadows=1,trainers=1",
         "planner=1;loaders=1;trainers=1",
     ],
 )

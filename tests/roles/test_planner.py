@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from roles.played import Job, make_join, make_placement, make_recipe, start_job, whole_block
+from roles.played import Job, make_join, make_placement, make_recipe, opened, start_job, whole_block
 from strategies import make_infos
 
 from msdata_jax.errors import LaunchError, MSDataError, RecipeError
@@ -32,8 +32,8 @@ def test_leases_only_once_everybody_is_there(order):
     recipe, placement = make_recipe(), make_placement(num_loaders=2, num_constructors=2)
     job = Job(recipe, placement)
     arrivals = [
-        (1, m.SourceOpened(source=0, num_records=9, fingerprint="f")),
-        (2, m.SourceOpened(source=1, num_records=9, fingerprint="f")),
+        (1, opened(0, num_records=9)),
+        (2, opened(1, num_records=9)),
         (3, make_join(recipe, 0, processes=2)),
         (4, make_join(recipe, 1, processes=2)),
     ]
@@ -89,20 +89,20 @@ def test_a_mesh_that_does_not_divide():
 def test_a_source_that_differs_between_its_loaders():
     recipe = make_recipe(weights={"a": 1})
     job = Job(recipe, make_placement(num_loaders=2))
-    job.tell(1, m.SourceOpened(source=0, num_records=9, fingerprint="f"))
-    job.tell(2, m.SourceOpened(source=0, num_records=8, fingerprint="g"))
+    job.tell(1, opened(0, num_records=9))
     says = (
-        "'a' is not the same on all its loaders: 9 records, fingerprint f on rank 1, 8 records, fingerprint g"
+        "'a' is not the same on all its loaders: 9 records, fingerprint f on rank 1, 8 records, "
+        "fingerprint g on rank 2"
     )
     with pytest.raises(LaunchError, match=says):
-        job.join()
+        job.tell(2, opened(0, num_records=8, fingerprint="g"))
 
 
 def test_the_deadline_names_who_is_missing():
     job = Job(make_recipe(), make_placement(num_loaders=2, num_constructors=2))
     assert job.take(job.planner.tick(9.9)) == []
-    job.tell(1, m.SourceOpened(source=0, num_records=9, fingerprint="f"))
-    job.tell(4, make_join(job.recipe, 1, processes=2))
+    job.tell(1, opened(0, num_records=9))
+    job.tell(4, m.Built())
     with pytest.raises(LaunchError) as late:
         job.planner.tick(10)
     assert str(late.value).endswith("[3] to build their DataLoader; for sources to open: 'b' on rank 2")
@@ -133,7 +133,7 @@ def test_only_a_dgraph_is_a_strategy():
 def test_a_message_for_somebody_else():
     job = start_job()
     with pytest.raises(MSDataError, match="planner got Stop from rank 1"):
-        job.tell(1, m.Stop())
+        job.tell(1, m.Stop(lost=[]))
 
 
 # --- steps --------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_the_account_of_blocks_does_not_grow():
     for step in range(120):
         job.run()
         job.deliver(step)
-        sizes.append(len(job.planner._holdings._owner))
+        sizes.append(len(job.planner._leasing.holdings._owner))
     assert max(sizes[60:]) <= max(sizes[:20])
 
 
@@ -480,7 +480,7 @@ def test_bad_samples_are_in_the_summary():
     job.tell(2, m.Leave())
     job.tell(1, m.Farewell(figures={}))
     assert job.finish.figures["sources"] == {
-        "a": {"bad_samples": 2, "bad": [[1, "cannot be read"], [5, "cannot be read"]]}
+        "a": {"bad_samples": 2, "bad": [[0, 1, "cannot be read"], [0, 5, "cannot be read"]]}
     }
 
 

@@ -1,5 +1,6 @@
 """The loop over the in-process transport: whatever goes wrong, every rank ends with the reason, in time."""
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +12,10 @@ from roles.played import make_join, make_placement
 
 import msdata_jax as msd
 from msdata_jax.batching.assembly import RowFormat
-from msdata_jax.errors import JobFailed
+from msdata_jax.errors import BadSampleError, JobFailed
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
-from msdata_jax.roles.effects import Finish, Run, Send
+from msdata_jax.roles.effects import Deliver, EndStream, Finish, Forget, Run, Send, Show
 from msdata_jax.runtime import loop as loop_module
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.loop import RoleLoop
@@ -44,7 +45,7 @@ class Thread:
 
 
 class Job:
-    """A planner, two loaders and a constructor: ranks 0 to 3, on threads."""
+    """A planner, two loaders and a constructor: ranks 0 to 3, on threads. The trainer takes what it may."""
 
     def __init__(self, faults: Faults | None = None, read: Callable[[dict], dict] = lambda record: record):
         records = [{"tokens": np.full(8, 1 + i, np.int32)} for i in range(50)]
@@ -53,12 +54,18 @@ class Job:
         recipe = msd.Recipe(sources={"a": source, "b": source}, strategy=strategy)
         placement = make_placement(num_loaders=2)
         self.endpoints = connect(4, faults)
-        role = DataConstructor(placement, {8: RowFormat(seq_len=8)}, make_join(recipe))
+        role = DataConstructor(placement, {8: RowFormat(seq_len=8)})
         self.steps: list[int] = []
-        self.stepped = threading.Event()
-        self.loop = RoleLoop(role, self.endpoints[3], on_deliver=self._deliver, on_end=lambda _: None)
+        self.shown = -1
+        self.end: EndStream | None = None
+        self.forgotten: list[int] = []
+        self.changed = threading.Condition()
+        self.loop = RoleLoop(
+            role, self.endpoints[3], on_deliver=self._deliver, on_show=self._show, on_end=self._end
+        )
+        self.loop.post(make_join(recipe))
         self.threads = [
-            Thread(lambda: run_planner(recipe, placement, self.endpoints[0])),
+            Thread(lambda: run_planner(recipe, placement, self.endpoints[0], on_forget=self._forget)),
             *(
                 Thread(lambda rank=rank: run_loader(recipe, placement, self.endpoints[rank], num_threads=1))
                 for rank in (1, 2)
@@ -66,43 +73,93 @@ class Job:
             Thread(self.loop.run),
         ]
 
-    def _deliver(self, delivered) -> None:
+    def _deliver(self, delivered: Deliver) -> None:
         self.steps.append(delivered.expect.step)
-        self.stepped.set()
+
+    def _show(self, show: Show) -> None:
+        for step in range(self.shown + 1, show.step + 1):
+            self.loop.post(m.Delivered(step=step))
+        with self.changed:
+            self.shown = show.step
+            self.changed.notify_all()
+
+    def _end(self, end: EndStream) -> None:
+        with self.changed:
+            self.end = end
+            self.changed.notify_all()
+
+    def _forget(self, forget: Forget) -> None:
+        self.forgotten.append(forget.rank)
+
+    def wait_for_steps(self, count: int = 1) -> None:
+        """Until the trainer has so many more steps."""
+        with self.changed:
+            step = self.shown + count
+            assert self.changed.wait_for(lambda: self.shown >= step, PATIENCE_SECONDS)
+
+    def wait_for_end(self) -> Exception | None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.end is not None, PATIENCE_SECONDS)
+        return self.end.error
 
     def join(self) -> list:
         return [thread.join() for thread in self.threads]
 
 
 @pytest.mark.parametrize("victim", [1, 2])
-def test_a_loader_that_dies_ends_the_job_on_every_rank_and_is_named(victim: int) -> None:
+def test_a_loader_that_dies_is_done_without(victim: int) -> None:
     faults = Faults()
     job = Job(faults)
-    assert job.stepped.wait(PATIENCE_SECONDS)
-    begin = time.monotonic()
+    job.wait_for_steps()
     faults.kill(victim)
+    job.wait_for_steps(20)
+    job.loop.post(m.Leave())
     ends = job.join()
-    assert time.monotonic() - begin < loop_module.FAILURE_SECONDS
-    for rank, end in enumerate(ends):
-        assert isinstance(end, JobFailed), (rank, end)
-        assert end.rank == victim
-    assert f"rank {victim} is lost: it was killed" in ends[3].message
+    assert job.forgotten == [victim]
+    assert [end.rank for end in ends if isinstance(end, JobFailed)] == [victim]  # it says so to itself
+    (lost,) = ends[3]["lost"]
+    assert (lost["rank"], lost["why"]) == (victim, "it was killed")
+    assert ends[0] == ends[3]
+    assert ends[3 - victim] == {"lost": [{"rank": victim}]}
+    assert len(ends[3]["loaders"]) == 1
+    assert job.steps == list(range(len(job.steps)))
 
 
-def test_without_the_planner_every_rank_ends_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_end_where_the_last_loader_dies_and_the_error_names_all() -> None:
+    faults = Faults()
+    job = Job(faults)
+    job.wait_for_steps()
+    for rank in (1, 2):
+        faults.kill(rank)
+    error = job.wait_for_end()
+    assert isinstance(error, BadSampleError)
+    for rank in (1, 2):
+        assert re.search(rf"^no source loader is left \(.*rank {rank}: it was killed", str(error))
+    job.loop.post(m.Leave())
+    ends = job.join()
+    assert {each["rank"] for each in ends[3]["lost"]} == {1, 2}
+    assert ends[3]["loaders"] == []
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_any_other_rank_that_dies_ends_the_job_on_every_rank_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
     monkeypatch.setattr(loop_module, "FAILURE_SECONDS", 0.2)
     faults = Faults()
     job = Job(faults)
-    assert job.stepped.wait(PATIENCE_SECONDS)
-    faults.kill(0)
+    job.wait_for_steps()
+    begin = time.monotonic()
+    faults.kill(victim)
     ends = job.join()
-    assert [end.rank for end in ends] == [0, 0, 0, 0]
-    assert "lost contact: rank 0 is lost" in ends[3].message
+    assert time.monotonic() - begin < 5
+    assert [end.rank for end in ends] == [victim] * 4
+    assert "lost contact: it was killed" in ends[1].message
 
 
 def test_a_message_of_no_known_kind_ends_the_job() -> None:
     job = Job()
-    assert job.stepped.wait(PATIENCE_SECONDS)
+    job.wait_for_steps()
     job.endpoints[2].send(1, Message(kind="Gossip"))
     ends = job.join()
     assert {str(end) for end in ends} == {
@@ -122,7 +179,7 @@ def test_a_worker_that_raises_ends_the_job_whatever_it_raises() -> None:
 
 def test_leaving_is_an_orderly_end() -> None:
     job = Job()
-    assert job.stepped.wait(PATIENCE_SECONDS)
+    job.wait_for_steps()
     job.loop.post(m.Leave())
     ends = job.join()
     assert not [end for end in ends if isinstance(end, JobFailed)]
@@ -152,7 +209,7 @@ def raises(*_: object) -> None:
     raise ValueError("broken")
 
 
-STOP = Message(kind="Stop", header={"values": {}, "arrays": [], "records": {}})
+STOP = Message(kind="Stop", header={"values": {"lost": []}, "arrays": [], "records": {}})
 
 
 @pytest.mark.parametrize(
@@ -201,7 +258,7 @@ def test_a_worker_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatc
 
     def hang() -> m.Stop:
         never.wait(PATIENCE_SECONDS)
-        return m.Stop()
+        return m.Stop(lost=[])
 
     endpoint, other = connect(2)
     role = Scripted(start=[Run(call=hang)], handle=lambda *_: [Finish()])

@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import sys
 import tarfile
 from pathlib import Path
 
@@ -133,3 +134,22 @@ def helpers():
         write_parquet=write_parquet,
         write_arrayrecord=write_arrayrecord,
     )
+
+
+@pytest.fixture(scope="session")
+def broken_images():
+    """Real malformed images by number, as (name, content): the tests of gdk-pixbuf, as Debian packs them."""
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("debian_packages", root / "examples" / "debian_packages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    debian_packages = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, debian_packages)
+    spec.loader.exec_module(debian_packages)
+    try:
+        [package] = debian_packages.fetch([["gdk-pixbuf-tests"]], root / "out" / "debs")
+    except debian_packages.PackageError as error:
+        pytest.skip(str(error))
+    pattern = r"\.(jpg|jpeg|png|gif|bmp|tif|tiff|tga|ppm|ico|webp)$"
+    files = debian_packages.read_files(package.path, pattern)
+    return dict(enumerate((os.path.basename(name), content) for name, content in files))

@@ -372,3 +372,74 @@ def test_arrayrecord_bad_records_do_not_spoil_the_others(tmp_path, helpers):
     bad = [record for record in found if isinstance(record, BadRecord)]
     assert 1 <= len(bad) < 10
     assert all(record.reason.startswith("a.arrayrecord: record ") for record in bad)
+
+
+# --- digests and handles
+
+
+def test_file_digests_are_of_the_bytes_and_free_of_folders_and_times(write, helpers, tmp_path, file_format):
+    docs = helpers.make_docs(20)
+    for name in "ab":
+        write(docs, name)
+    write(docs[:7], "c")
+    digests = opened(tmp_path / f"*.{file_format}").file_digests()
+    assert list(digests) == [f"{name}.{file_format}" for name in "abc"]
+    assert all(len(digest) == 16 and int(digest, 16) >= 0 for digest in digests.values())
+    assert digests[f"a.{file_format}"] != digests[f"c.{file_format}"]
+    if file_format in ("jsonl", "tar"):  # the others put names or numbers of their own into a file
+        assert digests[f"a.{file_format}"] == digests[f"b.{file_format}"]
+    (tmp_path / "elsewhere").mkdir()
+    for name in "ab":
+        os.rename(tmp_path / f"{name}.{file_format}", tmp_path / "elsewhere" / f"{name}.{file_format}")
+        os.utime(tmp_path / "elsewhere" / f"{name}.{file_format}", (1, 1))
+    moved = opened(tmp_path / "elsewhere" / f"*.{file_format}").file_digests()
+    assert moved == {name: digest for name, digest in digests.items() if name[0] in "ab"}
+    write(docs[::-1], "c")
+    assert opened(tmp_path / f"c.{file_format}").file_digests() != {
+        f"c.{file_format}": digests[f"c.{file_format}"]
+    }
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, helpers, monkeypatch):
+    for folder in ("x/1", "x/2", "y"):
+        (tmp_path / folder).mkdir(parents=True)
+        helpers.write_jsonl(tmp_path / folder / ("b.jsonl" if folder == "y" else "a.jsonl"), ["doc"])
+    monkeypatch.chdir(tmp_path)
+    names = ["x/1/a.jsonl", "x/2/a.jsonl", "b.jsonl"]
+    assert list(opened("**/*.jsonl").file_digests()) == names
+    assert list(opened(tmp_path / "**/*.jsonl").file_digests()) == names
+
+
+def test_many_files_have_no_digests(tmp_path, helpers, monkeypatch):
+    monkeypatch.setattr(files_module, "MAX_FILE_DIGESTS", 2)
+    for name in "ab":
+        helpers.write_jsonl(tmp_path / f"{name}.jsonl", ["doc"])
+    assert len(opened(tmp_path / "*.jsonl").file_digests()) == 2
+    helpers.write_jsonl(tmp_path / "c.jsonl", ["doc"])
+    assert opened(tmp_path / "*.jsonl").file_digests() == {}
+
+
+def test_handles_that_are_dropped_in_use_close_after_it():
+    from msdata_jax.sources.handles import Handles
+
+    class Handle:
+        is_closed = False
+
+        def close(self):
+            self.is_closed = True
+
+    handles = Handles(lambda number: Handle(), 2)
+    with handles.using(0) as idle:
+        pass
+    with handles.using(1) as used:
+        with handles.using(1) as shared:
+            handles.drop()
+            assert shared is used
+            assert (idle.is_closed, used.is_closed, len(handles)) == (True, False, 0)
+            with handles.using(1) as new:
+                assert new is not used
+        assert not used.is_closed
+    assert used.is_closed
+    assert not new.is_closed
+    handles.close()
+    assert new.is_closed

@@ -282,3 +282,50 @@ def test_refuses_positions_out_of_range():
         with pytest.raises(ValueError, match="got"):
             reader.read_block(start, stop)
     assert reader.read_block(2**40, 2**40 + 1).infos["position"].tolist() == [2**40]
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["raise", "skip", "replace"]),
+    st.integers(0, 40),
+    st.integers(0, 30),
+    st.sets(st.integers(0, 90), max_size=40),
+)
+def test_verdicts_are_taken_over_without_a_try(policy, start, count, positions):
+    tried = []
+
+    def note(record):
+        tried.append(record["n"])
+        return record
+
+    source = Source(DATA, [note, fail_on_sevens], on_bad_sample=policy, shuffle=False)
+    verdicts = {position: f"took over 2 s at {position}" for position in positions}
+    reader = make_reader(source)
+    block = reader.read_block(start, start + count, verdicts)
+    if count <= 7:  # then no two positions show one record
+        assert not {p % 23 for p in positions if start <= p < start + count} & set(tried)
+    by_luck = {bad.position: bad.reason for bad in block.bad if bad.by_luck}
+    assert by_luck.keys() == {p for p in positions if start <= p < start + count}
+    assert all(by_luck[p].startswith(verdicts[p]) for p in by_luck)
+    assert block.verdicts.items() <= verdicts.items()
+    assert by_luck.keys() <= block.verdicts.keys()
+    again = make_reader(source).read_block(start, start + count, block.verdicts)
+    assert as_lists(again) == as_lists(block)
+    assert again.verdicts == block.verdicts
+
+
+def test_a_verdict_behind_the_block_counts_for_its_substitutes():
+    data = [{"tokens": [n]} for n in range(9)]
+    data[3] = {"n": 3}
+    reader = make_reader(Source(data, on_bad_sample="replace", shuffle=False))
+    block = reader.read_block(0, 4, {4: "crashed", 5: "crashed", 7: "crashed"})
+    assert [sample["tokens"].tolist() for sample in block.samples] == [[0], [1], [2], [6]]
+    assert [(bad.position, bad.by_luck) for bad in block.bad] == [(3, False)]
+    assert block.verdicts == {4: "crashed", 5: "crashed"}
+
+
+def test_file_digests_are_of_the_records(write, helpers, huggingface_file, file_format):
+    reader = make_reader(Source(write(helpers.make_docs(10)), [Tokenize(huggingface_file)]))
+    assert list(reader.file_digests()) == [f"a.{file_format}"]
+    assert make_reader(Source(DATA)).file_digests() == {}
+    reader.close()

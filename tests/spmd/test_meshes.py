@@ -137,6 +137,6 @@ def test_bad_samples_are_counted_and_listed(results: dict[tuple, JobResult]) -> 
         sources = result.reports[0]["job"]["sources"]
         assert [sources[name]["bad_samples"] for name in ("lines", "blocks", "files")] == [0, 0, 0]
         assert sources["images"]["bad_samples"] >= 1
-        position, reason = sources["images"]["bad"][0]
+        _epoch, position, reason = sources["images"]["bad"][0]
         assert position >= 0
         assert "record 39 of images.tar" in reason

@@ -1,12 +1,15 @@
 """Run under mpiexec as `python -m mpi4py mpi_program.py SCENARIO [GROUP]`; each scenario is one function."""
 
 import os
+import queue
 import signal
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from msdata_transport import BadFrame, Message, PeerLost, TooLate, conformance
+from msdata_transport import BadFrame, Message, PeerLost, RunFolder, TooLate, conformance
 from msdata_transport.mpi import MpiWire, describe_mpi, join
 
 
@@ -84,6 +87,165 @@ def conformance_head(message: Message) -> bytes:
     from msdata_transport.framing import encode_head
 
     return encode_head(message)
+
+
+def forgets(group: str) -> None:
+    job = join(group)
+    names = conformance.run(job.endpoint, [], conformance.forgets)
+    job.leave(ok=False)  # messages of the forgotten are on the way for ever
+    say(f"passed {names} at {job.endpoint.size} ranks")
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+    os._exit(0)
+
+
+def gives_up(group: str) -> None:
+    """The last rank is killed in the middle of sending; the others forget it, go on, and leave at once.
+
+    Rank 0 hears of the death from the guard, and says so to rank 1.
+    """
+    job = join(group)
+    endpoint, folder = job.endpoint, RunFolder.from_environment()
+    victim, other = endpoint.size - 1, 1 - endpoint.rank
+    assert folder is not None
+    deaths: queue.Queue[tuple[int, str]] = queue.Queue()
+    listener = None
+    if endpoint.rank == 0:
+        listener = folder.listen_for_deaths(lambda rank, how: deaths.put((rank, how)))
+        folder.announce_formed()
+    if endpoint.rank == victim:
+        while endpoint.receive(20)[1].kind != "begin":
+            pass
+        for rank in range(victim):
+            endpoint.send(rank, Message(kind="cut off", arrays=[np.zeros(4 << 20)] * 4))
+        os.kill(os.getpid(), signal.SIGKILL)
+    if endpoint.rank == 0:
+        endpoint.send(victim, Message(kind="begin"))
+    for _ in range(100):
+        endpoint.send(victim, Message(kind="lost", arrays=[np.zeros(50_000)]))
+    if endpoint.rank == 0:
+        assert deaths.get(timeout=20) == (victim, "killed by signal 9")
+        endpoint.send(other, Message(kind="lost"))
+    else:
+        while endpoint.receive(20)[0] != other:
+            pass  # what the victim had sent
+    endpoint.forget(victim, "it was killed")
+    for number in range(100):
+        endpoint.send(victim, Message(kind="lost", arrays=[np.zeros(50_000)]))
+        endpoint.send(other, Message(kind="kept", header={"number": number}, arrays=[np.zeros(50_000)]))
+    for number in range(100):
+        sender, message = endpoint.receive(20)
+        assert (sender, message.header["number"]) == (other, number)
+    begin = time.monotonic()
+    job.leave_without([victim], timeout_seconds=30.0)
+    assert time.monotonic() - begin < 5.0
+    if listener is not None:
+        listener.close()
+        folder.write_outcome({"ok": True, "lost": [{"rank": victim, "why": "killed by signal 9"}]})
+        folder.done()
+    say("went on")
+    os._exit(0)
+
+
+def outlives_two(role: str) -> None:
+    """Of three loaders that feed a trainer one is killed, and another is stopped and fenced."""
+    job = join(role)
+    endpoint, folder = job.endpoint, RunFolder.from_environment()
+    assert folder is not None
+    planner, (trainer,), (killed, stopped, living) = 0, job.groups["trainer"], job.groups["loader"]
+    deaths: queue.Queue[tuple[int, str]] = queue.Queue()
+    if role == "planner":
+        listener = folder.listen_for_deaths(lambda rank, how: deaths.put((rank, how)))
+        folder.announce_formed()
+        for rank in job.groups["loader"]:
+            endpoint.send(rank, Message(kind="begin"))
+        assert deaths.get(timeout=20) == (killed, "killed by signal 9")
+        wait_for_state(int((endpoint.receive(20) or pytest.fail("woken"))[1].header["pid"]), "T")
+        assert folder.kill(stopped)
+        begin = time.monotonic()
+        assert deaths.get(timeout=20) == (stopped, "killed by signal 9")
+        say(f"fenced after {1e3 * (time.monotonic() - begin):.1f} ms")
+        lost = [killed, stopped]
+        for rank in (trainer, living):
+            endpoint.send(rank, Message(kind="lost", header={"ranks": lost}))
+        assert endpoint.receive(20) == (trainer, Message(kind="all is here", header={}))
+        endpoint.send(living, Message(kind="end"))
+        job.leave_without(lost, timeout_seconds=10.0)
+        folder.write_outcome({"ok": True, "lost": [{"rank": r, "why": "killed by signal 9"} for r in lost]})
+        folder.done()
+        listener.close()
+    elif role == "trainer":
+        lost, num_kept = [], 0
+        while num_kept < 200 or not lost:
+            sender, message = endpoint.receive(20)
+            if message.kind == "lost":
+                lost = message.header["ranks"]
+                for rank in lost:
+                    endpoint.forget(rank)
+            num_kept += sender == living
+        endpoint.send(planner, Message(kind="all is here"))
+        job.leave_without(lost, timeout_seconds=10.0)
+    else:
+        assert endpoint.receive(20) == (planner, Message(kind="begin", header={}))
+        if endpoint.rank == stopped:
+            endpoint.send(planner, Message(kind="stops", header={"pid": os.getpid()}))
+            with pytest.raises(TooLate):
+                endpoint.receive(0.1)
+        for _ in range(200):
+            endpoint.send(trainer, Message(kind="payload", arrays=[np.zeros(100_000)] * 2))
+        if endpoint.rank != living:
+            os.kill(os.getpid(), signal.SIGKILL if endpoint.rank == killed else signal.SIGSTOP)
+        lost = endpoint.receive(20)[1].header["ranks"]
+        assert endpoint.receive(20) == (planner, Message(kind="end", header={}))
+        job.leave_without(lost, timeout_seconds=10.0)
+    say(f"{role} left")
+    os._exit(0)
+
+
+def leaves_well(_group: str) -> None:
+    """Under guards: nobody waits for a rank that is killed when the others are at their end already."""
+    job = join("all")
+    folder = RunFolder.from_environment()
+    if job.endpoint.rank == 0 and folder is not None:
+        folder.listen_for_deaths(lambda rank, how: None)
+        folder.announce_formed()
+        for rank in (1, 2):
+            job.endpoint.send(rank, Message(kind="end"))
+        job.endpoint.receive(20)
+        job.endpoint.send(2, Message(kind="nobody takes it"))
+    else:
+        job.endpoint.receive(20)
+        if job.endpoint.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        job.endpoint.send(0, Message(kind="ended"))
+    begin = time.monotonic()
+    job.leave(ok=True, timeout_seconds=3600.0)
+    assert time.monotonic() - begin < 15.0
+    if job.endpoint.rank == 0 and folder is not None:
+        folder.write_outcome({"ok": True, "lost": []})
+        folder.done()
+    say("left well")
+
+
+def fails_under_guard(how: str) -> None:
+    """Rank 1 fails before it joins, or after it; the others would wait for a minute."""
+    rank = int(os.environ["PMI_RANK"])
+    if rank == 1 and how == "early":
+        raise SystemExit("failed on purpose")
+    job = join("all")
+    if job.endpoint.rank == 1:
+        if how == "status":
+            os._exit(3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.endpoint.receive(60)
+
+
+def wait_for_state(pid: int, state: str) -> None:
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
+        assert time.monotonic() < deadline
+        os.sched_yield()
 
 
 def outlives(how: str) -> None:

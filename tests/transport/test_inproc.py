@@ -17,6 +17,34 @@ def test_conforms(size: int) -> None:
     assert len(names[0]) == len(conformance.CHECKS) + 1
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_forgets(size: int) -> None:
+    with ThreadPoolExecutor(size) as threads:
+        runs = [
+            threads.submit(conformance.run, endpoint, [], conformance.forgets) for endpoint in connect(size)
+        ]
+        for run in runs:
+            assert run.result(timeout=60) == ["forgets"]
+
+
+def test_the_forgotten_are_not_told_lost_whatever_happens_first() -> None:
+    faults = Faults()
+    endpoint, killed, dying, alive = connect(4, faults)
+    for peer in (killed, dying, alive):
+        peer.send(0, Message(kind="last words"))
+    faults.kill(1)
+    for rank in (1, 2):
+        endpoint.forget(rank, "a test")
+    faults.kill(2)
+    assert endpoint.receive(1) == (3, Message(kind="last words", header={}))
+    with pytest.raises(TooLate):
+        endpoint.receive(0)
+    for rank in (1, 2):
+        endpoint.send(rank, Message(kind="vanishes"))
+    endpoint.close()
+    endpoint.forget(3)
+
+
 def test_a_failure_is_told_on_every_rank() -> None:
     def fails_on_last(party: conformance.Party) -> None:
         assert party.rank < 2, "broken on purpose"

@@ -1,40 +1,58 @@
 """The MPI twin. pytest never imports MPI: it starts `mpi_program.py` under mpiexec."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from msdata_transport import find_mpiexec
+from msdata_transport import RunFolder, find_mpiexec
+from msdata_transport.launch import is_hydra
+from msdata_transport.run_folder import VARIABLE
 
 PROGRAM = Path(__file__).with_name("mpi_program.py")
 
 pytestmark = pytest.mark.mpi
 
 
+KEEP_GOING = ("-disable-auto-cleanup",)
+GUARD = (sys.executable, "-m", "msdata_transport.guard")
+
+
 def run(
     *ranks: tuple[int, str],
     options: tuple[str, ...] = (),
     wrapper: tuple[str, ...] = (),
+    folder: RunFolder | None = None,
     timeout_seconds: float = 60.0,
 ) -> tuple[int, str]:
-    """Run groups of ranks, (how many, arguments), as one job; its status and output."""
+    """Run groups of ranks, (how many, arguments), as one job; its status and output.
+
+    With a run folder each rank has a guard; the arguments of a vital one begin with `!`.
+    """
     mpiexec = find_mpiexec()
     assert mpiexec is not None, "no mpiexec: install the mpi extra"
     command = [mpiexec, *options]
     for index, (num_ranks, arguments) in enumerate(ranks):
         command += [":"] * (index > 0)
+        vital, arguments = arguments.startswith("!"), arguments.removeprefix("!")
+        guard = (*GUARD, *["--vital"] * vital, "--") if folder else ()
         command += [
             "-n",
             str(num_ranks),
             *wrapper,
+            *guard,
             sys.executable,
             "-m",
             "mpi4py",
             str(PROGRAM),
             *arguments.split(),
         ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    env = {**os.environ, VARIABLE: folder.path} if folder else None
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             output, _ = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -49,6 +67,12 @@ def test_conforms(num_ranks: int) -> None:
     status, output = run((num_ranks, "conforms"))
     assert status == 0, output
     assert output.count(f"checks at {num_ranks} ranks") == num_ranks, output
+
+
+def test_forgets() -> None:
+    status, output = run((3, "forgets"))
+    assert status == 0, output
+    assert output.count("passed ['forgets'] at 3 ranks") == 3, output
 
 
 def test_failing_rank_ends_job_and_says_why() -> None:
@@ -73,8 +97,71 @@ def test_garbage_is_a_bad_frame_of_its_sender() -> None:
 def test_survivors_go_on_without_a_rank_that_vanished(how: str) -> None:
     """With auto-cleanup off and a shell around each rank, so that mpiexec sees no death by signal."""
     shell = ("sh", "-c", 'trap "" USR1; "$@"; exit 0', "sh")
-    _, output = run((3, f"outlives {how}"), options=("-disable-auto-cleanup",), wrapper=shell)
+    _, output = run((3, f"outlives {how}"), options=KEEP_GOING, wrapper=shell)
     assert output.count("survived") == 2, output
+
+
+def test_survivors_forget_a_rank_that_was_killed_and_leave_at_once() -> None:
+    with RunFolder.temporary() as folder:
+        status, output = run((2, "!gives_up"), (1, "gives_up"), options=KEEP_GOING, folder=folder)
+        assert output.count("went on") == 2, output
+        assert status == 0, output
+        assert folder.read_outcome() == {"ok": True, "lost": [{"rank": 2, "why": "killed by signal 9"}]}
+        assert folder.failures() == []
+
+
+def test_a_job_outlives_a_killed_loader_and_a_stopped_one() -> None:
+    with RunFolder.temporary() as folder:
+        roles = [(1, "!outlives_two planner"), (3, "outlives_two loader"), (1, "!outlives_two trainer")]
+        status, output = run(*roles, options=KEEP_GOING, folder=folder)
+        for role in ("planner", "trainer", "loader"):
+            assert output.count(f"{role} left") == 1, output
+        assert status == 0, output
+        assert folder.read_outcome() is not None
+        assert folder.failures() == []
+
+
+def test_nobody_waits_at_the_end_for_a_rank_that_was_killed() -> None:
+    with RunFolder.temporary() as folder:
+        status, output = run((2, "!leaves_well"), (1, "leaves_well"), options=KEEP_GOING, folder=folder)
+        assert output.count("left well") == 2, output
+        assert status == 0, output
+        assert folder.failures() == []
+
+
+@pytest.mark.parametrize("how", ["early", "killed", "status"])
+def test_a_vital_rank_that_fails_ends_the_job_at_once(how: str) -> None:
+    with RunFolder.temporary() as folder:
+        begin = time.monotonic()
+        status, output = run((3, f"!fails_under_guard {how}"), options=KEEP_GOING, folder=folder)
+        assert time.monotonic() - begin < 15, output
+        assert status != 0
+        told = {
+            "early": "ended with status 1",
+            "killed": "killed by signal 9",
+            "status": "ended with status 3",
+        }
+        assert folder.failures() == [f"rank 1: {told[how]}"]
+        assert output.count("failed on purpose") == (how == "early"), output
+
+
+def test_an_expendable_rank_that_fails_before_all_are_here_ends_the_job() -> None:
+    with RunFolder.temporary() as folder:
+        status, output = run((3, "fails_under_guard early"), options=KEEP_GOING, folder=folder)
+        assert status != 0
+        assert output.count("failed on purpose") == 1, output
+        assert folder.failures() == ["rank 1: ended with status 1"]
+
+
+def test_hydra_is_told_from_others(tmp_path: Path) -> None:
+    mpiexec = find_mpiexec()
+    assert mpiexec is not None
+    assert is_hydra(mpiexec)
+    assert not is_hydra(str(tmp_path / "nowhere"))
+    other = tmp_path / "mpiexec"
+    other.write_text("#!/bin/sh\necho mpiexec (OpenRTE) 4.1.4\n")
+    other.chmod(0o755)
+    assert not is_hydra(str(other))
 
 
 def test_a_rank_that_raises_outside_any_guard_ends_the_job() -> None:

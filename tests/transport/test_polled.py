@@ -170,6 +170,69 @@ def test_who_writes_first_to_the_closed_is_told() -> None:
     sender.close(timeout_seconds=0.0)
 
 
+def test_all_are_told_of_a_close_without_a_barrier() -> None:
+    _, (sender, receiver), _ = pair()
+    receiver.close(timeout_seconds=0.0, tell_all=True)
+    with pytest.raises(TooLate):
+        sender.receive(0)
+    sender.send(1, Message(kind="vanishes"))
+    sender.close(timeout_seconds=0.0)
+
+
+def test_the_forgotten_are_looked_at_no_more() -> None:
+    net, (sender, receiver), wires = pair()
+    sender.send(1, Message(kind="cut off", arrays=[np.zeros(3)]))
+    under_way = net.runs[0, 1].pop()  # the array comes later
+    with pytest.raises(TooLate):
+        receiver.receive(0)
+    for _ in range(3 * WINDOW):
+        receiver.send(0, Message(kind="waits", arrays=[np.zeros(3)]))
+    num_sent = len(net.runs[1, 0])
+    receiver.forget(0, "a test")
+    receiver.forget(0, "again")
+    net.runs[0, 1].append(under_way)
+    net.put(0, 1, b"garbage")
+    wires[1].lost.add(0)
+    receiver.send(0, Message(kind="vanishes"))
+    with pytest.raises(TooLate):
+        receiver.receive(0.02)
+    receiver.close(timeout_seconds=60.0)
+    assert len(net.runs[1, 0]) == num_sent
+
+
+def test_forgetting_drops_what_was_not_given_out() -> None:
+    _, (sender, receiver), _ = pair()
+    for _ in range(2):
+        sender.send(1, Message(kind="x"))
+    receiver.send(1, Message(kind="self"))
+    assert receiver.receive(1) is not None
+    receiver._advance_all()  # as a rank that writes to itself does: the inbox has a message of rank 0
+    receiver.forget(0)
+    with pytest.raises(TooLate):
+        receiver.receive(0)
+
+
+@pytest.mark.parametrize("how", ["lost", "garbage", "closed"])
+def test_the_lost_and_the_closed_may_be_forgotten(how: str) -> None:
+    net, (sender, receiver), wires = pair()
+    if how == "lost":
+        wires[1].lost.add(0)
+    elif how == "garbage":
+        net.put(0, 1, b"garbage")
+    else:
+        sender.send(1, Message(kind="x"))
+        assert receiver.receive(1) is not None
+        with pytest.raises(TooLate):
+            receiver.receive(0)  # acknowledges
+        sender.close(timeout_seconds=0.1)
+    receiver._advance_all()
+    receiver.forget(0)
+    with pytest.raises(TooLate):  # neither PeerLost nor BadFrame
+        receiver.receive(0.01)
+    receiver.send(0, Message(kind="vanishes"))
+    receiver.close(timeout_seconds=60.0)
+
+
 def test_writing_to_oneself_does_not_starve_others() -> None:
     _, (talker, other), _ = pair()
     other.send(0, Message(kind="other"))

@@ -3,6 +3,7 @@
 
 `run(endpoint)` is called by every rank of a fresh set of endpoints: in threads for the in-process twin, in
 processes for MPI. It raises AssertionError on all ranks when a check failed on any, and closes the endpoint.
+Two things close it, `closes_in_order` and `forgets`, so a transport runs them over two sets of endpoints.
 """
 
 import threading
@@ -245,6 +246,40 @@ def closes_in_order(party: Party) -> None:
         endpoint.receive(0.0)
 
 
+def forgets(party: Party) -> None:
+    """The last rank and the others give each other up in full traffic; the others go on. Must come last."""
+    endpoint, last = party.endpoint, party.size - 1
+    near, far = (party.ranks[:-1], [last]) if party.rank != last else ([last], party.ranks[:-1])
+    for rank in (party.rank, -1, party.size):
+        with _raises(ValueError, f"forget rank {rank}"):
+            endpoint.forget(rank)
+    for rank in far:
+        _forget_in_traffic(party, rank)
+    for number in range(40):
+        for rank in near:
+            party.send(rank, "kept", {"number": number}, [np.arange(20_000 + number)])
+    for _ in range(40 * len(near)):
+        got = party.receive(_PATIENCE_SECONDS, "kept")
+        assert got is not None, "woke for nothing"
+        assert got[0] in near, f"a message of the forgotten rank {got[0]} was given out"
+        _same(got[1].arrays[0], np.arange(20_000 + int(got[1].header["number"])))
+    started = time.monotonic()
+    endpoint.close(timeout_seconds=_PATIENCE_SECONDS)
+    assert time.monotonic() - started < 0.5 * _PATIENCE_SECONDS, "close waited for the forgotten"
+    for rank in far:
+        endpoint.forget(rank)
+
+
+def _forget_in_traffic(party: Party, rank: int) -> None:
+    for _ in range(40):  # more than any window, and nobody takes them
+        party.send(rank, "forgotten", {}, [np.zeros(50_000)])
+    for _ in range(2):
+        party.endpoint.forget(rank, "this is a test")
+    party.send(rank, "forgotten", {}, [np.zeros(50_000)])
+    with _raises(BadFrame, "send to the forgotten"):
+        party.endpoint.send(rank, Message(kind="k" * 65))
+
+
 CHECKS: tuple[Callable[[Party], None], ...] = (
     keeps_order_per_sender,
     reaches_all_from_all,
@@ -261,8 +296,15 @@ CHECKS: tuple[Callable[[Party], None], ...] = (
 )
 
 
-def run(endpoint: Endpoint, checks: Sequence[Callable[[Party], None]] = CHECKS) -> list[str]:
-    """Run all checks, then close; returns their names. AssertionError on all ranks when one failed."""
+def run(
+    endpoint: Endpoint,
+    checks: Sequence[Callable[[Party], None]] = CHECKS,
+    last: Callable[[Party], None] = closes_in_order,
+) -> list[str]:
+    """Run all checks, then `last`, which closes; returns their names.
+
+    AssertionError on all ranks when a check failed on one; where `last` fails, on that rank alone.
+    """
     party = Party(endpoint)
     for check in checks:
         problem = ""
@@ -271,8 +313,8 @@ def run(endpoint: Endpoint, checks: Sequence[Callable[[Party], None]] = CHECKS) 
         except (AssertionError, TransportError) as error:
             problem = f"{type(error).__name__}: {error}"
         party.agree(check.__name__, problem)
-    closes_in_order(party)
-    return [check.__name__ for check in (*checks, closes_in_order)]
+    last(party)
+    return [check.__name__ for check in (*checks, last)]
 
 
 def _next(party: Party) -> int:

@@ -42,11 +42,13 @@ class Endpoint(Protocol):
         ...
 
     def send(self, rank: int, message: Message) -> None:
-        """Queue a message for `rank`, which may be this rank itself. To a peer that has closed it vanishes.
+        """Queue a message for `rank`, which may be this rank itself.
+
+        To a peer that has closed, or that `forget` named, it vanishes.
 
         Raises:
             EndpointClosed: after `close`.
-            PeerLost: `rank` is known to be lost.
+            PeerLost: `rank` is known to be lost, and was not forgotten.
             BadFrame: the message breaks a bound or carries what cannot be sent.
         """
         ...
@@ -67,6 +69,22 @@ class Endpoint(Protocol):
 
     def wake(self) -> None:
         """Make the pending or next `receive` return None at once. May be called from any thread."""
+        ...
+
+    def forget(self, rank: int, why: str = "it was given up") -> None:
+        """Go on without a peer, dead or not: it counts as lost, and no PeerLost is raised for it any more.
+
+        What waits to leave for it is dropped, later messages to it vanish, nothing that it sent is given out
+        any more, and `close` does not wait for it. It is not told. There is no way back. Forgetting a peer
+        again, or one that is lost or has closed, is no error, nor is it after `close`.
+
+        Args:
+            rank: the peer.
+            why: for people; what this endpoint says of it.
+
+        Raises:
+            ValueError: `rank` is this rank, or none.
+        """
         ...
 
     def close(self, timeout_seconds: float = 10.0) -> None:

@@ -97,6 +97,7 @@ class _InprocEndpoint:
         self._numbers = itertools.count()
         self._last_due: dict[int, float] = {}
         self._lost: set[int] = set()
+        self._forgotten: set[int] = set()
         self._woken = False
         self._closed = False
         self._dead = False
@@ -114,6 +115,8 @@ class _InprocEndpoint:
         if not 0 <= rank < self.size:
             raise ValueError(f"rank must be in [0, {self.size}), got {rank}")
         copy = copy_message(message, self._limits)
+        if rank in self._forgotten:  # only this thread writes it
+            return
         if self.peers[rank].is_dead():
             raise PeerLost(rank, "it was killed")
         if not self._faults.drops(self._rank, rank, copy):
@@ -144,6 +147,16 @@ class _InprocEndpoint:
             self._woken = True
             self._changed.notify_all()
 
+    def forget(self, rank: int, why: str = "it was given up") -> None:
+        if rank == self._rank or not 0 <= rank < self.size:
+            raise ValueError(
+                f"only another rank of {self.size} can be forgotten, rank {self._rank} got {rank}"
+            )
+        with self._changed:
+            self._forgotten.add(rank)
+            self._inbox = [entry for entry in self._inbox if _sender(entry[2]) != rank]
+            heapq.heapify(self._inbox)
+
     def close(self, timeout_seconds: float = 10.0) -> None:
         """As the contract; there is nothing to wait for, messages leave within `send`."""
         with self._changed:
@@ -154,7 +167,7 @@ class _InprocEndpoint:
     def deliver(self, sender: int, item: _Item, delay_seconds: float) -> None:
         """Called by the sender's thread. Due times of one sender never go back, which keeps its order."""
         with self._changed:
-            if self._closed or self._dead or sender in self._lost:
+            if self._closed or self._dead or sender in self._lost | self._forgotten:
                 return
             if isinstance(item, PeerLost):
                 self._lost.add(sender)
@@ -182,3 +195,7 @@ class _InprocEndpoint:
             raise EndpointClosed(f"rank {self._rank} was killed")
         if self._closed:
             raise EndpointClosed(f"the endpoint of rank {self._rank} is closed")
+
+
+def _sender(item: _Item) -> int:
+    return item.rank if isinstance(item, PeerLost) else item[0]

@@ -1,16 +1,20 @@
 # pyright: strict
-"""What the launcher told this process, read from its environment without loading MPI."""
+"""What the launcher told this process, read from its environment without loading MPI.
+
+Every guard of a rank loads this file, so what costs memory is imported where it is used.
+"""
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from msdata_transport.errors import TransportError
 
 # MPICH and Intel MPI (PMI), Open MPI, MVAPICH.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+GUARD_VARIABLE = "MSDATA_GUARD"
+"""Set by a guard for the rank that it runs."""
+
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # Slurm numbers the batch script and interactive shells from the top
 
 
@@ -39,10 +43,28 @@ def check_world_size(size: int, environ: Mapping[str, str] = os.environ) -> None
         )
 
 
+def has_guard(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a guard (`msdata_transport.guard`) stands between this process and its launcher."""
+    return GUARD_VARIABLE in environ
+
+
 def find_mpiexec() -> str | None:
     """Path of the mpiexec that belongs to this Python: beside its executable, else on PATH."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+    import shutil
+
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    return beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+
+
+def is_hydra(mpiexec: str) -> bool:
+    """Whether this mpiexec is Hydra, the launcher of MPICH; starts it to ask, for a few milliseconds."""
+    import subprocess
+
+    try:
+        asked = subprocess.run([mpiexec, "--version"], capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return b"HYDRA" in asked.stdout
 
 
 def _tasks_of_step(environ: Mapping[str, str]) -> int | None:

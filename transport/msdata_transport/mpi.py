@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from msdata_transport.errors import PeerLost, TooLate
 from msdata_transport.framing import DEFAULT_LIMITS, Limits
-from msdata_transport.launch import check_world_size, find_mpiexec
+from msdata_transport.launch import check_world_size, find_mpiexec, has_guard
 from msdata_transport.polled import Buffer, PolledEndpoint
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _TAG = 1
 _CARD = struct.Struct("64s256s")  # name of the group, host
 _MAX_TEXT_BYTES = 64 << 10
 _TEXT = struct.Struct(f"<I{_MAX_TEXT_BYTES}s")
+
+_GUARDED_SECONDS = 5.0
 
 # MPI may read the buffers of sends that did not finish until the process ends, so what holds them lives on.
 _kept: list[object] = []
@@ -201,9 +203,13 @@ class MpiJob:
         With `ok`, which all ranks must pass or none, it closes the endpoint, waits until all ranks are here,
         frees the communicators, and ends MPI where `join` had started it.
 
-        Without it nothing here waits for others, and MPI is not ended: MPI_Finalize could hang for ever. A
-        process that ends without it makes the launcher end the whole job, so a rank that breaks on its way
-        leaves nobody waiting.
+        A rank that has a guard, as all ranks under `msdata launch` do, leaves as by `leave_without`: ranks
+        that others can do without may die at any time, also while they wait for the others. Who does not
+        take its last messages within 5 s counts as one of them.
+
+        Without `ok` nothing here waits for others, and MPI is not ended: MPI_Finalize could hang for ever. A
+        process that ends without it makes the launcher, or the guard, end the whole job, so a rank that
+        breaks on its way leaves nobody waiting.
 
         Raises:
             TooLate: with `ok`, a rank did not come in time; end by `os._exit`.
@@ -211,6 +217,10 @@ class MpiJob:
         if not ok:
             with contextlib.suppress(TooLate):
                 self.endpoint.close(timeout_seconds=0.0)
+            return
+        if has_guard():
+            with contextlib.suppress(TooLate):
+                self.leave_without((), min(timeout_seconds, _GUARDED_SECONDS))
             return
         self.endpoint.close(timeout_seconds)
         _wait(self._comm.Ibarrier(), timeout_seconds, "leave", self.endpoint.discard)
@@ -220,6 +230,22 @@ class MpiJob:
             from mpi4py import MPI
 
             MPI.Finalize()
+
+    def leave_without(self, lost: Iterable[int], timeout_seconds: float = 60.0) -> None:
+        """End this rank's part of a job that lost ranks; then end the process by `os._exit(0)`.
+
+        It forgets the lost and closes the endpoint, which waits for the living alone and tells all of them
+        that this rank is gone. There is no barrier, and MPI is not ended: both would wait for the dead for
+        ever.
+
+        Under mpiexec all ranks must end so, and MPICH's needs `-disable-auto-cleanup` (`msdata launch`).
+
+        Raises:
+            TooLate: a living rank did not take its messages in time; end by `os._exit` all the same.
+        """
+        for rank in lost:
+            self.endpoint.forget(rank)
+        self.endpoint.close(timeout_seconds, tell_all=True)
 
 
 def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LIMITS) -> MpiJob:
@@ -265,7 +291,7 @@ def _ignore_deaths() -> None:
     """Ignore SIGUSR1 unless the program handles it.
 
     MPICH's mpiexec tells of a rank's death by it, and MPICH's own handler then breaks the survivors. With
-    `-disable-auto-cleanup` and a wrapper that hides deaths by signal they go on; tests/transport does it.
+    `-disable-auto-cleanup` and a guard around each rank (`msdata_transport.guard`) they go on.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, None):

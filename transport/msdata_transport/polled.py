@@ -71,6 +71,7 @@ class _Peer(Generic[Pending]):
         self.posting: deque[Buffer] = deque()  # with credit, not given to the wire yet
         self.sending: deque[tuple[Pending, Buffer]] = deque()  # given to the wire
         self.lost: str | None = None
+        self.forgotten = False
         self.closed = False  # it said so
         self.talked = False  # something went or came
         self.told = False  # that this rank closed
@@ -96,6 +97,12 @@ class _Peer(Generic[Pending]):
         """Whether all messages that were queued have been taken by the peer, or never will be."""
         return self.gone or not (self.waiting or self.credits.num_unacknowledged)
 
+    def lose(self, why: str) -> None:
+        """Send no more to it; what it takes and gives from now on is not looked at."""
+        self.lost = why
+        self.waiting.clear()
+        self.posting.clear()
+
 
 class PolledEndpoint(Generic[Pending]):
     """An Endpoint that makes progress only while its owner is inside `send`, `receive` or `close`.
@@ -108,7 +115,7 @@ class PolledEndpoint(Generic[Pending]):
         self._size = size
         self._wire = wire
         self._limits = limits
-        self._inbox: deque[tuple[int, Message] | BadFrame | PeerLost] = deque()
+        self._inbox: deque[tuple[int, Message | BadFrame | PeerLost]] = deque()
         self._backoff = Backoff()
         self._moved = False  # traffic since the last pause
         self._num_looks = 0
@@ -135,9 +142,9 @@ class PolledEndpoint(Generic[Pending]):
             return
         peer = self._others[rank]
         head = encode_head(message, self._limits)
-        if peer.lost is not None:
+        if peer.lost is not None and not peer.forgotten:
             raise PeerLost(rank, peer.lost)
-        if not peer.closed:
+        if not peer.gone:
             peer.waiting.append([head, *(byte_view(array) for array in message.arrays if array.size)])
             self._advance(peer)
 
@@ -162,10 +169,23 @@ class PolledEndpoint(Generic[Pending]):
     def wake(self) -> None:
         self._woken.set()
 
-    def close(self, timeout_seconds: float = 10.0) -> None:
+    def forget(self, rank: int, why: str = "it was given up") -> None:
+        """As the contract. What the wire was given stays alive: it may be read or written for ever."""
+        if rank == self._rank or not 0 <= rank < self._size:
+            raise ValueError(
+                f"only another rank of {self._size} can be forgotten, rank {self._rank} got {rank}"
+            )
+        peer = self._others[rank]
+        peer.forgotten = True
+        peer.lose(why if peer.lost is None else peer.lost)
+        self._inbox = deque(entry for entry in self._inbox if entry[0] != rank)
+
+    def close(self, timeout_seconds: float = 10.0, *, tell_all: bool = False) -> None:
         """As the contract. A message has left when its peer acknowledged it, so the process may exit at once.
 
-        What arrives meanwhile is dropped. Peers that closed or are lost are not waited for.
+        What arrives meanwhile is dropped. Peers that closed or are lost are not waited for. Those that this
+        rank ever talked to are told that it closed. Where no barrier follows, `tell_all` tells the others
+        too: one of them may be about to send its first message, which nobody would take.
         """
         if self._closed:
             return
@@ -178,7 +198,7 @@ class PolledEndpoint(Generic[Pending]):
                 break
             self._pause(deadline)
         late = [peer.rank for peer in peers if not peer.left]
-        self._say_closed(max(deadline, time.monotonic() + 0.1))
+        self._say_closed(max(deadline, time.monotonic() + 0.1), tell_all=tell_all)
         if late:
             raise TooLate(
                 f"ranks {late} did not take their messages within {timeout_seconds} s; closed anyway"
@@ -191,11 +211,11 @@ class PolledEndpoint(Generic[Pending]):
         while self._inbox:
             self._take_next()
 
-    def _say_closed(self, deadline: float) -> None:
-        """Tell all that were talked to, and wait until the wire has taken it."""
+    def _say_closed(self, deadline: float, *, tell_all: bool) -> None:
+        """Tell those that were talked to, or all, and wait until the wire has taken it."""
         self._closed = True
         for peer in self._others.values():
-            if peer.talked:
+            if peer.talked or tell_all:
                 self._tell_closed(peer)
         while any((peer.posting or peer.sending) and not peer.gone for peer in self._others.values()):
             if time.monotonic() >= deadline:
@@ -223,20 +243,20 @@ class PolledEndpoint(Generic[Pending]):
             time.sleep(seconds)  # waiting for `wake` instead would cost an idle rank twice the CPU
 
     def _give_out(self) -> tuple[int, Message]:
-        item = self._take_next()
+        sender, item = self._take_next()
         if isinstance(item, TransportError):
             raise item
-        return item
+        return sender, item
 
-    def _take_next(self) -> tuple[int, Message] | BadFrame | PeerLost:
-        item = self._inbox.popleft()
-        if not isinstance(item, TransportError) and item[0] != self._rank:
-            peer = self._others[item[0]]
+    def _take_next(self) -> tuple[int, Message | BadFrame | PeerLost]:
+        sender, item = self._inbox.popleft()
+        if not isinstance(item, TransportError) and sender != self._rank:
+            peer = self._others[sender]
             peer.credits.taken()
             if self._closed:
                 self._tell_closed(peer)
             self._acknowledge(peer, peer.credits.collect_owed())
-        return item
+        return sender, item
 
     def _acknowledge_all(self) -> None:
         for peer in self._others.values():
@@ -264,16 +284,14 @@ class PolledEndpoint(Generic[Pending]):
             if not peer.gone:
                 self._push(peer)
         except BadFrame as error:
-            self._inbox.append(BadFrame(f"from rank {peer.rank}: {error}"))
+            self._inbox.append((peer.rank, BadFrame(f"from rank {peer.rank}: {error}")))
             self._lose(peer, "it sent bytes that are no message")
         except PeerLost as error:
             self._lose(peer, error.why)
 
     def _lose(self, peer: _Peer[Pending], why: str) -> None:
-        peer.lost = why
-        peer.waiting.clear()
-        peer.posting.clear()
-        self._inbox.append(PeerLost(peer.rank, why))
+        peer.lose(why)
+        self._inbox.append((peer.rank, PeerLost(peer.rank, why)))
 
     def _push(self, peer: _Peer[Pending]) -> None:
         while peer.sending and self._wire.finished(peer.rank, peer.sending[0][0]):

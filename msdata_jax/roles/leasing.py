@@ -1,0 +1,326 @@
+"""Leases: which loader reads which block of which source. One mechanism for reading, resuming and recovery.
+
+A block that somebody will ask for and that nobody keeps is leased: because training comes near it, because
+the job goes on from a saved state, or because its loader is lost.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from msdata_jax.data_state import BadRecords, SourceFacts
+from msdata_jax.errors import LaunchError
+from msdata_jax.planning.graph import StreamState
+from msdata_jax.recipe import Recipe
+from msdata_jax.records import BadSample, info_dtype
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.announcing import order_to_forget
+from msdata_jax.roles.effects import Effect, Send
+from msdata_jax.roles.holdings import NOBODY, BlockKey, Holdings
+from msdata_jax.roles.placement import Placement
+from msdata_jax.roles.streams import SourceStream
+
+
+class Leasing:
+    """What is read of every source, by whom, and what is known of it.
+
+    Attributes:
+        streams: what is known of each source; none before `begin`.
+        holdings: who has which block.
+        lost: why each lost loader or shadow is gone, by rank.
+        broken: what a block that was read twice shows to be wrong; empty while the law holds.
+    """
+
+    def __init__(self, recipe: Recipe, placement: Placement) -> None:
+        self._recipe, self._placement = recipe, placement
+        self._names = recipe.source_names
+        self._affinity = [list(loaders) for loaders in placement.affinity(len(self._names))]
+        self._readers = list(placement.readers)
+        self._opened: set[tuple[int, int]] = set()
+        self._first_opened: dict[int, tuple[int, m.SourceOpened]] = {}
+        self._asked: set[tuple[int, int]] = set()
+        self._verdicts: dict[BlockKey, dict[int, str]] = defaultdict(dict)
+        self._unkept: set[BlockKey] = set()  # being read for their metadata alone
+        self._to_compare: dict[BlockKey, np.ndarray] = {}  # what a saved state says of a block
+        self._suspects: set[BlockKey] = set()  # being read when their loader was lost
+        self.streams: list[SourceStream] = []
+        self.holdings = Holdings([source.block_size for source in recipe.sources.values()])
+        self.lost: dict[int, str] = {}
+        self.broken = ""
+        self._blocks = ""  # folder of blocks that were saved
+
+    @property
+    def readers(self) -> Sequence[int]:
+        """Loaders and shadows that are left."""
+        return self._readers
+
+    def loaders_of(self, source: int) -> Sequence[int]:
+        """The loaders that a source may be leased to."""
+        return self._affinity[source]
+
+    # --- opening ----------------------------------------------------------------------------------------
+
+    def open_first(self) -> list[Effect]:
+        """Ask the first loader of each source to open it; the others follow when it could."""
+        return [effect for s, loaders in enumerate(self._affinity) for effect in self._open(s, loaders[:1])]
+
+    def _open(self, source: int, ranks: Sequence[int]) -> list[Effect]:
+        new = [rank for rank in ranks if (source, rank) not in self._asked]
+        self._asked |= {(source, rank) for rank in new}
+        return [Send(rank=rank, message=m.OpenSource(source=source)) for rank in new]
+
+    def _openers(self, source: int) -> list[int]:
+        """Everybody who is to have a source open: its loaders and its shadow."""
+        shadow = self._shadow_of(source)
+        return [*self._affinity[source], *([] if shadow is None else [shadow])]
+
+    def _shadow_of(self, source: int) -> int | None:
+        standing_by = [rank for rank in self._placement.shadows if rank in self._readers]
+        return standing_by[source % len(standing_by)] if standing_by else None
+
+    def opened(self, sender: int, message: m.SourceOpened) -> list[Effect]:
+        """A source is open somewhere: one that cannot be opened fails once, not once for every loader of it.
+
+        Raises:
+            LaunchError: it is not the same everywhere.
+        """
+        source = message.source
+        self._opened.add((source, sender))
+        rank, first = self._first_opened.setdefault(source, (sender, message))
+        if (first.num_records, first.fingerprint) != (message.num_records, message.fingerprint):
+            found = ", ".join(
+                f"{each.num_records} records, fingerprint {each.fingerprint} on rank {where}"
+                for where, each in ((rank, first), (sender, message))
+            )
+            raise LaunchError(f"source {self._names[source]!r} is not the same on all its loaders: {found}")
+        return self._open(source, self._openers(source))
+
+    def unopened(self) -> list[tuple[int, int]]:
+        """(source, rank) of what is still to be opened before the job may begin."""
+        pairs = [(source, rank) for source in range(len(self._names)) for rank in self._openers(source)]
+        return [pair for pair in pairs if pair not in self._opened]
+
+    def facts(self) -> tuple[SourceFacts, ...]:
+        """What the sources are."""
+        first = [self._first_opened[index][1] for index in range(len(self._names))]
+        return tuple(
+            SourceFacts(
+                name=name,
+                data=self._recipe.data_of(name),
+                content=self._recipe.content_of(name),
+                num_records=first[index].num_records,
+                fingerprint=first[index].fingerprint,
+                files=first[index].files,
+            )
+            for index, name in enumerate(self._names)
+        )
+
+    def begin(self, state: StreamState, bad: Sequence[BadRecords], *, repeat: bool, blocks: str = "") -> None:
+        """Build the streams, which begin behind the last samples that were drawn.
+
+        Args:
+            state: where the job begins.
+            bad: bad samples of each source until then.
+            repeat: sources begin anew when they end.
+            blocks: folder of blocks that were saved with the state.
+        """
+        self._blocks = blocks
+        num_records = [facts.num_records for facts in self.facts()]
+        for index, name in enumerate(self._names):
+            stream = SourceStream(
+                name,
+                self._recipe.sources[name],
+                num_records=num_records[index],
+                repeat=repeat,
+                dtype=info_dtype(self._recipe.columns),
+                last=(int(state.last_position[index]), int(state.last_part[index])),
+                bad=bad[index],
+            )
+            self.streams.append(stream)
+            replaces = self._recipe.sources[name].on_bad_sample == "replace"
+            for start, position, reason in bad[index].verdicts:
+                # Blocks may be of another size now. A substitute that was tried may be behind its block.
+                key = self.holdings.block_of(index, start if replaces else position)
+                self._verdicts[key][position] = reason
+        ahead = state.composed_ahead()
+        for key in self.holdings.blocks_of(ahead):
+            mine = [infos[self.holdings.in_block(infos, key)] for infos in ahead]
+            self._to_compare[key] = np.unique(np.concatenate(mine))
+
+    # --- leases -----------------------------------------------------------------------------------------
+
+    def lease_next(self, source: int, loader: int, *, keep: bool) -> list[Effect]:
+        """Lease the next block of a source; nothing when there is none."""
+        lease = self.streams[source].next_lease()
+        return [] if lease is None else [self._lease((source, lease[0]), loader, keep=keep)]
+
+    def lease_unkept(self, needed: Sequence[np.ndarray]) -> list[Effect]:
+        """Lease what is needed and kept by nobody, and what is not known yet and being read by nobody.
+
+        Args:
+            needed: SampleInfo records of samples that will be asked for.
+        """
+        wanted = self.holdings.blocks_of(needed)
+        unread = {key for key in wanted if self.holdings.owner(*key) in (None, NOBODY)}
+        ahead = {key for key in self.holdings.without_owner() if not self.streams[key[0]].is_behind(key[1])}
+        effects = [self._lease(key, self.least_loaded(key[0])) for key in sorted(unread | ahead)]
+        for source, start in unread:
+            self.streams[source].claim(start)  # where it is the block to be leased next
+        return effects
+
+    def lease_unread(self) -> list[Effect]:
+        """Lease again, for their metadata alone, the blocks whose loader is lost before it had read them."""
+        unread = [key for key in self.holdings.without_owner() if self.streams[key[0]].expects(key[1])]
+        return [self._lease(key, self.least_loaded(key[0]), keep=False) for key in unread]
+
+    def least_loaded(self, source: int) -> int:
+        """The loader of a source that holds least."""
+        return min(self._affinity[source], key=lambda rank: (self.holdings.num_bytes(rank), rank))
+
+    def _lease(self, key: BlockKey, loader: int, *, keep: bool = True) -> Effect:
+        source, start = key
+        self.holdings.lease(loader, source, start)
+        if keep:
+            self._unkept.discard(key)
+        else:
+            self._unkept.add(key)
+        lease = m.Lease(
+            source=source,
+            start=start,
+            stop=self.streams[source].block_stop(start),
+            keep=keep,
+            isolate=key in self._suspects,
+            verdicts=sorted(self._verdicts.get(key, {}).items()),
+            blocks=self._blocks if self._recipe.sources[self._names[source]].snapshot else "",
+        )
+        return Send(rank=loader, message=lease)
+
+    def take_block(
+        self, sender: int, block: m.BlockReady, needed: Callable[[], Sequence[np.ndarray]], step: int
+    ) -> list[Effect]:
+        """Take what a lease yielded; what comes from a loader that has the lease no more is left out.
+
+        Args:
+            sender: the loader.
+            block: what it says.
+            needed: gives SampleInfo records of the samples that will be asked for.
+            step: the last step that was planned.
+        """
+        key = (block.source, block.start)
+        if self.holdings.owner(*key) != sender or not self.holdings.is_being_read(*key):
+            return []
+        kept = key not in self._unkept
+        self._unkept.discard(key)
+        self._suspects.discard(key)
+        before = self.holdings.digest(*key)
+        if before not in (None, block.digest):
+            self._break(key, "it gave other samples when it was read again")
+        if block.verdicts:
+            self._verdicts[key] = dict(block.verdicts)
+        self.holdings.report(*key, int(block.infos["num_bytes"].sum()), block.digest, kept=kept)
+        self._compare(key, block.infos)
+        stream = self.streams[block.source]
+        if stream.expects(block.start):
+            bad = [BadSample(position=p, reason=reason, by_luck=luck) for p, reason, luck in block.bad]
+            stream.add_block(block.start, block.stop, block.infos, bad)
+            if not stream.begins_behind(block.start):
+                return []
+        if not kept or not stream.is_behind(block.start):
+            return []
+        return self._forget_unneeded(sender, key, block.infos, needed(), step)
+
+    def _compare(self, key: BlockKey, infos: np.ndarray) -> None:
+        """Hold what was read against what the saved state says of it."""
+        saved = self._to_compare.pop(key, None)
+        if saved is not None and not np.isin(saved, infos).all():
+            self._break(key, "it does not give the samples that the saved state has drawn from it")
+
+    def _break(self, key: BlockKey, what: str) -> None:
+        source, start = key
+        last = self.streams[source].block_stop(start) - 1
+        self.broken = (
+            f"source {self._names[source]!r}, positions {start} to {last}: {what}; its data changed, or a "
+            "transform is not a function of the record (a random one takes its generator, see "
+            "docs/architecture.md)"
+        )
+
+    def _forget_unneeded(
+        self, loader: int, key: BlockKey, infos: np.ndarray, needed: Sequence[np.ndarray], step: int
+    ) -> list[Effect]:
+        """Of a block that was read again, only what is still to be delivered is kept."""
+        mine = [each[self.holdings.in_block(each, key)] for each in needed]
+        wanted = {(p, part) for each in mine for p, part in zip(*_places(each), strict=True)}
+        is_wanted = [place in wanted for place in zip(*_places(infos), strict=True)]
+        unneeded = infos[~np.array(is_wanted, dtype=bool)]
+        if not len(unneeded):
+            return []
+        self.holdings.drop(unneeded)
+        return [Send(rank=loader, message=order_to_forget(step, unneeded))]
+
+    # --- loss -------------------------------------------------------------------------------------------
+
+    def lose(self, rank: int, why: str) -> list[Effect]:
+        """A loader or shadow is gone: its sources go to their shadows, or to whoever is left.
+
+        `lease_unkept` then leases again what it had.
+        """
+        self.lost[rank] = why
+        self._readers.remove(rank)
+        for key in self.holdings.lose(rank):
+            if self.holdings.digest(*key) is None:
+                self._suspects.add(key)
+        effects: list[Effect] = []
+        for source, loaders in enumerate(self._affinity):
+            if rank in loaders:
+                loaders.remove(rank)
+                if not loaders and self._readers:
+                    loaders.append(self._successor(source))
+            openers = self._openers(source) if source in self._first_opened else loaders[:1]
+            effects += self._open(source, openers)
+        return effects
+
+    def _successor(self, source: int) -> int:
+        """Who reads a source whose loaders are lost: its shadow, else the loader with the fewest sources."""
+        shadow = self._shadow_of(source)
+        if shadow is not None:
+            return shadow
+        load = Counter(loader for loaders in self._affinity for loader in loaders)
+        return min(self._readers, key=lambda rank: (load[rank], rank))
+
+    # --- forgetting -------------------------------------------------------------------------------------
+
+    def forget(self, state: StreamState) -> None:
+        """Nothing before this state will be asked for again."""
+        self.holdings.forget_before(state.last_position, state.composed_ahead())
+        for stream, position in zip(self.streams, state.last_position.tolist(), strict=True):
+            stream.forget_bad_up_to(position)
+        if self._verdicts:
+            known = {
+                key
+                for key in self._verdicts
+                if self.holdings.owner(*key) is not None or not self.streams[key[0]].is_behind(key[1])
+            }
+            self._verdicts = defaultdict(dict, {key: self._verdicts[key] for key in known})
+
+    def bad_records(self, state: StreamState) -> tuple[BadRecords, ...]:
+        """The bad samples of each source, up to a state."""
+        if not self._verdicts and not any(stream.num_bad for stream in self.streams):
+            return (BadRecords(),) * len(self.streams)
+        records = []
+        for source, (stream, position) in enumerate(
+            zip(self.streams, state.last_position.tolist(), strict=True)
+        ):
+            num_bad, listed = stream.bad_up_to(position)
+            verdicts = tuple(
+                (start, p, reason)
+                for (s, start), found in sorted(self._verdicts.items())
+                if s == source
+                for p, reason in sorted(found.items())
+            )
+            records.append(BadRecords(num_bad=num_bad, listed=listed, verdicts=verdicts))
+        return tuple(records)
+
+
+def _places(infos: np.ndarray) -> tuple[list[int], list[int]]:
+    return infos["position"].tolist(), infos["part"].tolist()

@@ -1,0 +1,84 @@
+"""Where the data stand behind every step under way, and what to tell the training process that keeps it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msdata_jax.data_state import BadRecords, DataState, SourceFacts, changed_leaves
+from msdata_jax.plan import StepPlan
+from msdata_jax.planning.graph import DGraph, StreamState
+from msdata_jax.planning.place_tree import MeshLayout
+from msdata_jax.recipe import Recipe
+from msdata_jax.roles import messages as m
+from msdata_jax.roles.effects import Effect, Send
+
+
+@dataclass(kw_only=True)
+class Standing:
+    """The state to go on with behind each step that is not delivered everywhere.
+
+    Only what changes from step to step is sent: the state's own leaves, not those of the run.
+
+    Attributes:
+        recipe: what is delivered.
+        facts: its sources as they are.
+        layout: the trainers' mesh.
+        keeper: the rank that is told, the first training process.
+        plan_digest: over the content of all steps that are planned, hex.
+    """
+
+    recipe: Recipe
+    facts: tuple[SourceFacts, ...]
+    layout: MeshLayout
+    keeper: int
+    plan_digest: str
+
+    def __post_init__(self) -> None:
+        """Nothing was sent yet."""
+        self._states: dict[int, StreamState] = {}
+        self._sent: dict[str, bytes] = {}
+
+    def planned(self, plan: StepPlan) -> None:
+        """A step follows those before."""
+        self.plan_digest = chain_digest(self.plan_digest, plan.content_digest)
+
+    def after(self, state: StreamState, bad: Sequence[BadRecords]) -> list[Effect]:
+        """The state before step `state.step`, as a message to the keeper."""
+        self._states[state.step - 1] = state
+        graph = self.recipe.strategy
+        assert isinstance(graph, DGraph)
+        assert graph.mixture is not None
+        axes = zip(self.layout.axis_names, self.layout.axis_sizes, strict=True)
+        saved = DataState(
+            stream=state,
+            sources=self.facts,
+            bad=tuple(bad),
+            mixture=graph.mixture,
+            packing=graph.describe_content(),
+            columns=self.recipe.columns,
+            seed=self.recipe.seed,
+            recipe=self.recipe.fingerprint() if not self._sent else "",
+            plan_digest=self.plan_digest,
+            mesh=",".join(f"{name}={size}" for name, size in axes),
+        )
+        leaves = saved.step_leaves()
+        changed, removed = changed_leaves(self._sent, leaves)
+        if not self._sent:
+            changed |= saved.run_leaves()
+        self._sent = leaves
+        return [
+            Send(
+                rank=self.keeper, message=m.StateAfter(step=state.step - 1, changed=changed, removed=removed)
+            )
+        ]
+
+    def release(self, step: int) -> StreamState:
+        """The state behind a step; nobody asks for one before any more."""
+        for earlier in [each for each in self._states if each < step]:
+            del self._states[earlier]
+        return self._states[step]
+
+
+def chain_digest(before: str, content_digest: str) -> str:
+    """The digest of some steps and one more."""
+    return hashlib.blake2b(f"{before} {content_digest}".encode(), digest_size=16).hexdigest()

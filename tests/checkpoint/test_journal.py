@@ -1,0 +1,98 @@
+"""The journal: the state behind every step comes back, whatever is missing at its end."""
+
+import os
+from pathlib import Path
+
+import pytest
+from checkpoint.states import play
+
+from msdata_jax.checkpoint.journal import JournalWriter, is_journal, list_journal, read_journal
+from msdata_jax.errors import CheckpointError
+
+STATES = play(num_sources=12, num_steps=30)
+
+
+def write(folder: Path, first: int, stop: int, steps_per_file: int = 7) -> None:
+    writer = JournalWriter(folder, steps_per_file)
+    for state in STATES[first:stop]:
+        writer.append(state.to_leaves(), state.step)
+    writer.close()
+
+
+def test_every_step_of_the_kept_files_comes_back(tmp_path: Path) -> None:
+    write(tmp_path, 0, 25)
+    assert is_journal(tmp_path)
+    assert read_journal(tmp_path).to_leaves() == STATES[24].to_leaves()
+    steps = [step for _, step in list_journal(tmp_path)]
+    assert steps == list(range(15, 26))  # the newest two files of seven states
+    for step in steps:
+        assert read_journal(tmp_path, step).to_leaves() == STATES[step - 1].to_leaves()
+    with pytest.raises(CheckpointError, match="no state before step 3; it has those before steps 15 to 25"):
+        read_journal(tmp_path, 3)
+
+
+def test_what_changes_takes_little_room(tmp_path: Path) -> None:
+    write(tmp_path, 0, 20, steps_per_file=100)
+    (file,) = tmp_path.iterdir()
+    full = sum(map(len, STATES[0].to_leaves().values()))
+    assert file.stat().st_size < full * 5  # of 20 states
+
+
+def test_a_journal_that_ends_anywhere_has_all_whole_states(tmp_path: Path) -> None:
+    write(tmp_path, 0, 6, steps_per_file=100)
+    (file,) = tmp_path.iterdir()
+    data = file.read_bytes()
+    file.unlink()
+    ends = []
+    for step in range(1, 7):
+        write(tmp_path, 0, step, steps_per_file=100)
+        ends.append(file.stat().st_size)
+    assert ends[-1] == len(data)
+    for size in sorted({*range(0, len(data), 97), *ends, *(end - 1 for end in ends)}):
+        file.write_bytes(data[:size])
+        whole = sum(end <= size for end in ends)
+        if whole:
+            assert read_journal(tmp_path).step == whole
+        else:
+            with pytest.raises(CheckpointError, match="none of its frames is whole"):
+                read_journal(tmp_path)
+
+
+def test_a_damaged_state_hides_those_behind_it_alone(tmp_path: Path) -> None:
+    write(tmp_path, 0, 6, steps_per_file=100)
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[-20] ^= 1
+    file.write_bytes(data)
+    assert read_journal(tmp_path).step == 5
+
+
+def test_a_later_run_goes_on_in_a_file_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, 0, 10, steps_per_file=100)
+    write(tmp_path, 10, 12, steps_per_file=100)
+    assert read_journal(tmp_path).step == 12
+    assert read_journal(tmp_path, 4).to_leaves() == STATES[3].to_leaves()
+
+
+def test_a_run_that_begins_anew_hides_what_was_beyond_it(tmp_path: Path) -> None:
+    write(tmp_path, 0, 10, steps_per_file=100)
+    write(tmp_path, 4, 6, steps_per_file=100)
+    assert read_journal(tmp_path).step == 6
+
+
+def test_no_journal_is_said_so(tmp_path: Path) -> None:
+    assert not is_journal(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no journal"):
+        read_journal(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file cannot be written: .*name another folder"):
+        JournalWriter(tmp_path / "file")
+    writer = JournalWriter(tmp_path / "journal")
+    os.symlink("/dev/full", tmp_path / "journal" / f"journal-{STATES[0].step:09d}.msd")
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        writer.append(STATES[0].to_leaves(), STATES[0].step)
+    writer.close()
