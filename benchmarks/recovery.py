@@ -66,13 +66,14 @@ def _runs(folder: Path, num_runs: int, shadows: int) -> list[Outcome]:
 
 
 def _stalls(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
-    """Median and largest, where a death was seen and where only silence told."""
-    stopped = [each.stall_seconds for each in outcomes if each.trouble.scenario == "stop"]
-    killed = [each.stall_seconds for each in outcomes if each.trouble.scenario != "stop"]
+    """Median and largest: where a death was seen, where only silence told, and where a loader was slow."""
+    kinds = {"stop": "stopped", "slow": "slowed"}
+    stalls: dict[str, list[float]] = {}
+    for each in outcomes:
+        stalls.setdefault(kinds.get(each.trouble.scenario, "killed"), []).append(each.stall_seconds)
     return {
-        what: {"median": round(statistics.median(seconds), 3), "max": round(max(seconds), 3)}
-        for what, seconds in (("killed", killed), ("stopped", stopped))
-        if seconds
+        kind: {"median": round(statistics.median(seconds), 3), "max": round(max(seconds), 3)}
+        for kind, seconds in stalls.items()
     }
 
 

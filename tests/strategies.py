@@ -1,6 +1,6 @@
 """All Hypothesis strategies, and the small builders that they share."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -239,43 +239,6 @@ def arrays(dtype, *shape):
     info = np.iinfo(dtype)
     values = st.lists(st.integers(int(info.min), int(info.max)), min_size=count, max_size=count)
     return values.map(lambda each: np.array(each, dtype=dtype).reshape(shape))
-
-
-def _record_arrays(max_samples=4):
-    count = st.integers(0, max_samples)
-    return count.map(lambda n: make_infos(n, np.arange(n), columns=("frames",) if n % 2 else ()))
-
-
-_FIELDS = {
-    "figures": st.dictionaries(st.text(max_size=8), st.integers(0, 9) | st.text(max_size=8), max_size=3),
-    "infos": _record_arrays(),
-    "bad_reasons": st.lists(st.text(max_size=20), max_size=3),
-    "axis_names": st.lists(st.sampled_from(AXES), unique=True),
-    "row_axes": st.lists(st.sampled_from(AXES), unique=True),
-    "patches": arrays(np.uint8, 2, 3) | arrays(np.uint8, 0, 0),
-    "tokens": arrays(np.int32, 5),
-    "rows": arrays(np.int64, 3),
-    **dict.fromkeys(
-        ("source_samples", "source_tokens", "group_costs", "unbalanced_costs"), arrays(np.int64, 2)
-    ),
-}
-_KINDS = {
-    "int": st.integers(-1, 2**62),
-    "bool": st.booleans(),
-    "float": st.floats(0, 1e9),
-    "str": st.text(max_size=20),
-    "list[int]": st.lists(st.integers(0, 2**40), max_size=4),
-    "ndarray": arrays(np.int32, 4) | arrays(np.int32, 0),
-}
-
-
-def role_messages(kind):
-    """Messages of one class from `roles.messages`."""
-    values = {}
-    for each in fields(kind):
-        annotation = each.type.__name__ if isinstance(each.type, type) else str(each.type)
-        values[each.name] = _FIELDS[each.name] if each.name in _FIELDS else _KINDS[annotation]
-    return st.builds(kind, **values)
 
 
 # --- meshes, rows of documents ------------------------------------------------------------------------------

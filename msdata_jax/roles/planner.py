@@ -1,42 +1,29 @@
 """The planner: decides, from metadata alone, what each step delivers, and who reads and sends what."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from msdata_jax.changes import Resumed, resume
-from msdata_jax.data_state import BadRecords, DataState, unpack_leaves
 from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.plan import StepPlan
 from msdata_jax.planning.graph import Composed, DGraph, EndOfData, Gathered, NeedMore, initial_state
-from msdata_jax.planning.place_tree import axes_tuple
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
-from msdata_jax.roles.announcing import Audience, Wanted, announce, build_clients
+from msdata_jax.roles.announcing import Audience, Wanted, announce
+from msdata_jax.roles.beginning import begin
 from msdata_jax.roles.effects import Effect, Finish, Forget, Send
 from msdata_jax.roles.holdings import NOBODY
-from msdata_jax.roles.joining import check_joins
 from msdata_jax.roles.leasing import Leasing
 from msdata_jax.roles.placement import Placement
+from msdata_jax.roles.progress import Progress
 from msdata_jax.roles.recording import Recorder, in_flight
+from msdata_jax.roles.saving import BlockSaving
 from msdata_jax.roles.standing import Standing
 from msdata_jax.roles.watching import Watch
 
 START_SECONDS = 600.0
 """Time for every rank to come and every source to open."""
-
-
-@dataclass(kw_only=True)
-class Saving:
-    """Blocks being written: who asked, which loaders are not done, and what was written so far."""
-
-    asked_by: int
-    waits_for: set[int]
-    num_blocks: int = 0
-    num_bytes: int = 0
-    error: str = ""
 
 
 class Planner:
@@ -79,17 +66,14 @@ class Planner:
         self._standing: Standing | None = None
         self._skip_to = -1
         self._wanted_of: dict[int, tuple[Wanted, np.ndarray]] = {}  # by step, with who was told to send it
-        self._complete = dict.fromkeys(placement.constructors, -1)
-        self._delivered = dict.fromkeys(placement.constructors, -1)
-        self._visible = self._released = -1
+        self._progress = Progress(placement.constructors)
         self._num_steps: int | None = None
         self._ended = False
         self._end_step = -1
         self._demand = np.zeros(len(self._names))
         self._wanted: int | None = None
         self._wanted_ahead = 0
-        self._saving: dict[str, Saving] = {}
-        self._left: dict[int, Any] = {}
+        self._saving = BlockSaving()
         self._farewells: dict[int, Any] = {}
 
     # --- start ------------------------------------------------------------------------------------------
@@ -140,7 +124,7 @@ class Planner:
             case m.BlockReady():
                 return self._take_block(sender, message)
             case m.BlocksSaved():
-                return self._collect_saved(sender, message)
+                return self._saving.collect(sender, message)
             case m.Farewell():
                 self._farewells[sender] = message.figures
                 return self._finish_when_all_closed()
@@ -157,15 +141,16 @@ class Planner:
             case m.Join():
                 self._joins[sender] = message
                 return self._begin()
-            case m.Complete() | m.Delivered():
-                return self._progress(sender, message)
-            case m.PinBlocks():
-                return [Send(rank=rank, message=message) for rank in self._leasing.readers]
-            case m.SaveBlocks():
-                self._saving[message.folder] = Saving(asked_by=sender, waits_for=set(self._leasing.readers))
-                return [Send(rank=rank, message=message) for rank in self._leasing.readers]
+            case m.Complete():
+                self._progress.complete(sender, message.step)
+                return self._show()
+            case m.Delivered():
+                self._progress.deliver(sender, message.step)
+                return [*self._release(), *self._advance()]
+            case m.PinBlocks() | m.SaveBlocks():
+                return self._saving.ask(sender, message, self._leasing.readers)
             case m.Leave():
-                self._left[sender] = message.figures
+                self._progress.left[sender] = message.figures
                 ending = [] if self._ended else self._end(self._state.step, "")
                 return [*ending, *self._show(), *self._stop_when_all_left()]
             case _:
@@ -175,63 +160,28 @@ class Planner:
         """Build the place tree and the streams once everybody is there."""
         if self._audience or len(self._joins) < len(self._placement.constructors) or self._leasing.unopened():
             return []
-        join = check_joins(self._joins, self._placement, self._recipe.fingerprint())
-        tree = self._graph.place_tree(join.layout)
-        self._graph.check_mesh(tree)
+        facts = self._leasing.facts()
+        beginning = begin(self._recipe, self._placement, self._joins, facts)
+        join, self._audience, self._state = beginning.join, beginning.audience, beginning.state
         self._num_steps = None if join.num_steps < 0 else join.num_steps
         self._steps_ahead, self._buffer_bytes = join.steps_ahead, join.buffer_bytes_per_loader
-        by_host = self._graph.broadcast.via == "host"
-        clients = build_clients(tree, self._joins, self._placement.constructors, by_host=by_host)
-        self._audience = Audience(
-            tree=tree,
-            clients=clients,
-            row_axes=tuple(join.row_axes),
-            encoder_axes=axes_tuple(tree.axes(self._graph.distribution.encoder_axis)),
-            num_sources=len(self._names),
-        )
-        first = next(client.rank for client in clients if client.process == min(c.process for c in clients))
-        saved, bad = self._saved_state(self._joins[first]), (BadRecords(),) * len(self._names)
-        if saved is not None:
-            resumed = self._resume(saved, accept_changes=join.accept_changes)
-            self._state, bad = resumed.stream, resumed.bad
-        digest = saved.plan_digest if saved else ""
-        if join.skip_to > self._state.step:
-            digest = self._skip(join.skip_to, digest)
+        self._skip_to = beginning.skip_to
         repeat = self._graph.mixture.on_exhausted == "repeat"  # pyright: ignore[reportOptionalMemberAccess]
-        self._leasing.begin(self._state, bad, repeat=repeat, blocks=join.blocks)
-        facts = self._leasing.facts()
+        self._leasing.begin(self._state, beginning.bad, repeat=repeat, blocks=join.blocks)
         if self._recorder:
             self._recorder.start(join.layout, [each.num_records for each in facts], self._placement.loaders)
         self._standing = Standing(
-            recipe=self._recipe, facts=facts, layout=join.layout, keeper=first, plan_digest=digest
+            recipe=self._recipe,
+            facts=facts,
+            layout=join.layout,
+            keeper=beginning.keeper,
+            plan_digest=beginning.plan_digest,
         )
-        self._delivered = dict.fromkeys(self._delivered, self._state.step - 1)
-        self._complete, self._visible = dict(self._delivered), self._state.step - 1
+        self._progress.begin(self._state.step)
         if self._is_skipping():
             return self._advance()
         effects = self._standing.after(self._state, self._leasing.bad_records(self._state))
         return [*effects, *self._leasing.lease_unkept(self._state.composed_ahead()), *self._advance()]
-
-    def _saved_state(self, join: m.Join) -> DataState | None:
-        return DataState.from_leaves(unpack_leaves(join.state.tobytes())) if len(join.state) else None
-
-    def _resume(self, saved: DataState, *, accept_changes: bool) -> Resumed:
-        """Fit the saved state to the recipe and to the data as they are now."""
-        resumed = resume(saved, self._recipe, self._leasing.facts())
-        resumed.check(accept_changes=accept_changes)
-        return resumed
-
-    def _skip(self, step: int, digest: str) -> str:
-        """Go to a step: at once where the recipe allows that, else by composing all steps before it."""
-        sources = self._recipe.sources.values()
-        if self._state.step == 0 and all(source.one_per_record for source in sources):
-            try:
-                self._state = self._graph.state_before(step, self._names, self._recipe.columns)
-                return f"from step {step}"
-            except RecipeError:
-                pass  # the steps before decide more than that
-        self._skip_to = step
-        return digest
 
     def _is_skipping(self) -> bool:
         return self._state.step < self._skip_to
@@ -256,7 +206,7 @@ class Planner:
         """Plan as many steps as credit and known samples allow, then lease what comes next."""
         effects: list[Effect] = []
         self._wanted = None
-        while self._audience and not self._ended and not self._left and self._has_credit():
+        while self._audience and not self._ended and not self._progress.left and self._has_credit():
             step = self._state.step
             if self._num_steps is not None and step >= self._num_steps:
                 effects += self._end(step, "")
@@ -276,7 +226,7 @@ class Planner:
         return not known and stream.num_leased_positions > 0
 
     def _has_credit(self) -> bool:
-        return self._is_skipping() or self._state.step <= min(self._delivered.values()) + self._steps_ahead
+        return self._is_skipping() or self._state.step <= self._progress.slowest + self._steps_ahead
 
     def _plan_step(self) -> Sequence[Effect] | None:
         """Compose and place the next step, or get nearer to it; None while samples are missing."""
@@ -325,9 +275,7 @@ class Planner:
         self._leasing.forget(self._state)
         if self._is_skipping():
             return []
-        last = self._state.step - 1
-        self._delivered = dict.fromkeys(self._delivered, last)
-        self._complete, self._visible, self._released = dict(self._delivered), last, last
+        self._progress.begin(self._state.step)
         effects = self._standing.after(self._state, self._leasing.bad_records(self._state))
         return [*effects, *self._leasing.lease_unkept(self._needed())]
 
@@ -362,7 +310,7 @@ class Planner:
 
     def _end_early(self, error: str) -> list[Effect]:
         """The data end behind the last step that all have, also where they were to end at a later one."""
-        step = self._visible + 1
+        step = self._progress.visible + 1
         if self._ended and self._end_step <= step:
             return []
         is_over = self._num_steps is not None and step >= self._num_steps  # nothing is missed
@@ -377,11 +325,11 @@ class Planner:
 
     def _lease(self) -> Sequence[Effect]:
         """Lease blocks so that each source is known `steps_ahead` steps of its demand ahead."""
-        if self._ended or self._left or not self._leasing.streams:
+        if self._ended or self._progress.left or not self._leasing.streams:
             return []
         effects: list[Effect] = []
         # A full loader gets more only where no step is under way whose release would make room.
-        nothing_to_release = self._state.step <= min(self._delivered.values()) + 1
+        nothing_to_release = self._state.step <= self._progress.slowest + 1
         for source in self._sources_to_read():
             stream = self._leasing.streams[source]
             needed = max(1.0, (1 + self._steps_ahead) * float(self._demand[source]))
@@ -432,10 +380,8 @@ class Planner:
         effects += [Forget(rank=rank, why=why)]
         again = self._leasing.lose(rank, why)
         self._farewells.pop(rank, None)
-        for folder in list(self._saving):
-            nothing = m.BlocksSaved(folder=folder, num_blocks=0, num_bytes=0, error="")
-            effects += self._collect_saved(rank, nothing)
-        if len(self._left) == len(self._placement.constructors):
+        effects += self._saving.lose(rank)
+        if self._progress.all_left:
             return [*effects, *self._finish_when_all_closed()]  # the others were told to stop
         return [*effects, *again, *self._go_on_without(rank)]
 
@@ -459,9 +405,8 @@ class Planner:
         wanted, owner = self._wanted_of[step]
         its = owner == lost
         owner = np.where(its, self._leasing.holdings.owners(wanted.infos), owner)
-        have = [rank for rank, complete in self._complete.items() if complete >= step]
         self._wanted_of[step] = wanted, owner
-        return wanted.without(have).orders(owner, its)
+        return wanted.without(self._progress.having(step)).orders(owner, its)
 
     def _without_loaders(self) -> Sequence[Effect]:
         """Nobody can read any more: the data end behind the last step that all have."""
@@ -474,61 +419,30 @@ class Planner:
             raise LaunchError(message)
         return self._end_early(message)
 
-    def _collect_saved(self, sender: int, saved: m.BlocksSaved) -> Sequence[Effect]:
-        """A loader wrote its blocks; when all did, tell whoever asked."""
-        saving = self._saving.get(saved.folder)
-        if saving is None:
-            return []
-        saving.waits_for.discard(sender)
-        saving.num_blocks += saved.num_blocks
-        saving.num_bytes += saved.num_bytes
-        saving.error = saving.error or saved.error
-        if saving.waits_for:
-            return []
-        del self._saving[saved.folder]
-        total = m.BlocksSaved(
-            folder=saved.folder,
-            num_blocks=saving.num_blocks,
-            num_bytes=saving.num_bytes,
-            error=saving.error,
-        )
-        return [Send(rank=saving.asked_by, message=total)]
-
     # --- end --------------------------------------------------------------------------------------------
 
-    def _progress(self, sender: int, message: m.Complete | m.Delivered) -> Sequence[Effect]:
-        if isinstance(message, m.Complete):
-            self._complete[sender] = message.step
-            return self._show()
-        self._delivered[sender] = message.step
-        self._complete[sender] = max(self._complete[sender], message.step)
-        return [*self._release(), *self._advance()]
-
     def _show(self) -> Sequence[Effect]:
-        """Let the trainers have what is complete everywhere; those that left wait for nothing."""
-        there = [step for rank, step in self._complete.items() if rank not in self._left]
-        everywhere = min(there, default=self._visible)
-        if everywhere <= self._visible:
+        """Let the trainers have what is complete everywhere."""
+        step = self._progress.show()
+        if step is None:
             return []
-        self._visible = everywhere
-        visible = m.Visible(step=everywhere)
-        return [Send(rank=rank, message=visible) for rank in self._placement.constructors]
+        return [Send(rank=rank, message=m.Visible(step=step)) for rank in self._placement.constructors]
 
     def _release(self) -> Sequence[Effect]:
-        everywhere = min(self._delivered.values())
-        if everywhere <= self._released:
+        """Forget what all trainers took."""
+        step = self._progress.release()
+        if step is None:
             return []
         assert self._standing is not None
-        self._released, self._visible = everywhere, max(self._visible, everywhere)
-        self._leasing.holdings.release(everywhere)
-        self._leasing.forget(self._standing.release(everywhere))
-        self._wanted_of = {step: wanted for step, wanted in self._wanted_of.items() if step > everywhere}
+        self._leasing.holdings.release(step)
+        self._leasing.forget(self._standing.release(step))
+        self._wanted_of = {later: wanted for later, wanted in self._wanted_of.items() if later > step}
         if self._recorder:
-            self._recorder.delivered(everywhere)
-        return [Send(rank=rank, message=m.Release(step=everywhere)) for rank in self._leasing.readers]
+            self._recorder.delivered(step)
+        return [Send(rank=rank, message=m.Release(step=step)) for rank in self._leasing.readers]
 
     def _stop_when_all_left(self) -> Sequence[Effect]:
-        if len(self._left) < len(self._placement.constructors):
+        if not self._progress.all_left:
             return []
         lost = list(self._leasing.lost)
         stop = [Send(rank=rank, message=m.Stop(lost=lost)) for rank in self._leasing.readers]
@@ -536,7 +450,7 @@ class Planner:
 
     def _finish_when_all_closed(self) -> Sequence[Effect]:
         closed = all(rank in self._farewells for rank in self._leasing.readers)
-        if not closed or len(self._left) < len(self._placement.constructors):
+        if not closed or not self._progress.all_left:
             return []
         figures = {
             "steps": self._state.step,
@@ -545,7 +459,7 @@ class Planner:
                 name: self._source_figures(index) for index, name in enumerate(self._names)
             } if self._leasing.streams else {},
             "loaders": [self._farewells[rank] for rank in self._leasing.readers],
-            "constructors": [self._left[rank] for rank in self._placement.constructors],
+            "constructors": [self._progress.left[rank] for rank in self._placement.constructors],
             "lost": [
                 {"rank": rank, "role": self._placement.role_of(rank), "why": why}
                 for rank, why in self._leasing.lost.items()
