@@ -10,7 +10,7 @@ from msdata_jax.errors import CheckpointError, RecipeError
 from msdata_jax.planning.composing import StreamState
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.planning.packing import Pack
-from msdata_jax.planning.resuming import carry_state
+from msdata_jax.planning.resuming import carry_state, left_out_text
 from msdata_jax.recipe import Recipe
 from msdata_jax.records import info_dtype
 
@@ -25,6 +25,7 @@ class Resumed:
         changes: sentences on what the user changed and what follows.
         silent: sentences on what would change the meaning of the run without anybody having said so.
         stale: sources that yield other samples now; those of them that waited for a row are left out.
+        other_rows: whether rows or costs, which decide what shares a step, are others.
     """
 
     stream: StreamState
@@ -32,6 +33,7 @@ class Resumed:
     changes: list[str]
     silent: list[str]
     stale: list[str]
+    other_rows: bool
 
     def check(self, *, accept_changes: bool) -> None:
         """Refuse what cannot go on.
@@ -42,16 +44,15 @@ class Resumed:
         """
         if self.silent and not accept_changes:
             raise CheckpointError(
-                "the saved state does not fit this recipe: "
-                + "; ".join(self.silent)
-                + ". Go on with what was, or "
-                "say accept_changes=True to go on all the same"
+                f"the saved state does not fit this recipe: {'; '.join(self.silent)}. Go on with what was, "
+                "or say accept_changes=True to go on all the same"
             )
         ahead = (*self.stream.gathered, *self.stream.pending)
-        if self.stale and ahead:
+        if ahead and (self.stale or self.other_rows):
+            what = f"of what the sources {self.stale} were" if self.stale else "in rows as they were"
             raise RecipeError(
-                f"steps up to {ahead[-1].step} are composed already, of what the sources {self.stale} were; "
-                f"change them at step {ahead[-1].step + 1}, where regroup begins anew"
+                f"steps up to {ahead[-1].step} are composed already, {what}; change that at step "
+                f"{ahead[-1].step + 1}, where regroup begins anew"
             )
 
 
@@ -80,8 +81,8 @@ def resume(saved: DataState, recipe: Recipe, facts: Sequence[SourceFacts] | None
     stale = _stale(saved, recipe, facts or ())
     stream, left_out = _without_stale(stream, recipe, graph.packing, stale)
     bad = {
-        name: replace(each, verdicts=()) if name in stale else each  # they were of other records
-        for name, each in zip(saved.source_names, saved.bad, strict=True)
+        source.name: replace(each, verdicts=_verdicts_of(source, each, recipe, stale))
+        for source, each in zip(saved.sources, saved.bad, strict=True)
     }
     return Resumed(
         stream=stream,
@@ -89,7 +90,19 @@ def resume(saved: DataState, recipe: Recipe, facts: Sequence[SourceFacts] | None
         changes=[*changes, *left_out],
         silent=[*_silent(saved, recipe, graph), *data_changes(saved.sources, facts or ())],
         stale=stale,
+        other_rows=saved.packing != graph.describe_content(),
     )
+
+
+def _verdicts_of(
+    source: SourceFacts, bad: BadRecords, recipe: Recipe, stale: Sequence[str]
+) -> tuple[tuple[int, int, str], ...]:
+    """The verdicts that still hold; of no certain block where blocks are of another size now."""
+    if source.name in stale or source.name not in recipe.sources:
+        return ()  # they were of other records
+    if recipe.sources[source.name].block_size == source.block_size:
+        return bad.verdicts
+    return tuple((-1, position, reason) for _, position, reason in bad.verdicts)
 
 
 def _stale(saved: DataState, recipe: Recipe, facts: Sequence[SourceFacts]) -> list[str]:
@@ -116,8 +129,7 @@ def _without_stale(
     goes = np.isin(source, [names.index(name) for name in stale])
     goes |= (carry.length > pack.seq_len) | (carry.infos["patches"] > pack.patches_per_row)
     texts = [
-        f"{np.count_nonzero(source[goes] == each)} samples of source {names[each]!r} that waited for a row "
-        "are left out"
+        left_out_text(int(np.count_nonzero(source[goes] == each)), names[each])
         for each in np.unique(source[goes]).tolist()
     ]
     return replace(stream, carry=carry.take(~goes)), texts
@@ -138,12 +150,24 @@ def _silent(saved: DataState, recipe: Recipe, graph: DGraph) -> Iterator[str]:
             "show some records again and others never"
         )
     if saved.packing != graph.describe_content():
-        yield f"rows and costs decide which samples share a step; they were {saved.packing}"
+        was, now = _where_they_differ(saved.packing, graph.describe_content())
+        yield f"rows and costs decide which samples share a step; they were {was} and are {now}"
     if saved.columns != recipe.columns:
         yield f"the metadata columns were {list(saved.columns)} and are {list(recipe.columns)}"
     for source in saved.sources:
         if source.name in recipe.sources and source.content != recipe.content_of(source.name):
-            yield f"source {source.name!r} was made with {source.content}"
+            was, now = _where_they_differ(source.content, recipe.content_of(source.name))
+            yield f"source {source.name!r} was made with {was} and is made with {now}"
+
+
+def _where_they_differ(before: str, now: str) -> tuple[str, str]:
+    """Two texts without what they begin and end with alike, but for the names of what differs."""
+    parts, others = before.split(", "), now.split(", ")
+    while parts and others and parts[0] == others[0]:
+        parts, others = parts[1:], others[1:]
+    while parts and others and parts[-1] == others[-1]:
+        parts, others = parts[:-1], others[:-1]
+    return ", ".join(parts) or "nothing more", ", ".join(others) or "nothing more"
 
 
 def data_changes(saved: Sequence[SourceFacts], now: Sequence[SourceFacts]) -> list[str]:

@@ -43,6 +43,7 @@ class SourceFacts:
         data: where the data are, for people.
         content: what decides what a position yields besides the data: transforms, measure, policy, order.
         num_records: of one epoch.
+        block_size: positions that were read together.
         fingerprint: of the data.
         files: digest of each file by its name; none for data in memory, or of very many files.
     """
@@ -52,6 +53,7 @@ class SourceFacts:
     content: str
     num_records: int
     fingerprint: str
+    block_size: int = 1
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -252,7 +254,12 @@ def _plans(leaves: Leaves, name: str, columns: Sequence[str]) -> tuple[StepPlan,
 def _source(values: Mapping[str, Any]) -> SourceFacts:
     files = {_text(name): _text(digest) for name, digest in values["files"].items()}
     texts = {name: _text(values[name]) for name in ("name", "data", "content", "fingerprint")}
-    return SourceFacts(num_records=_whole(values["num_records"], 1, 2**62), files=files, **texts)
+    return SourceFacts(
+        num_records=_whole(values["num_records"], 1, 2**62),
+        block_size=_whole(values["block_size"], 1, 2**31),
+        files=files,
+        **texts,
+    )
 
 
 def _bad(packed: bytes) -> BadRecords:

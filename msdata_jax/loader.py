@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +121,7 @@ class DataLoader:
         loss_factors = [factors.get(name, 1.0) for name in names] if factors else None
         self._recipe, self._job = recipe, job
         self._leaves: Mapping[str, bytes] = {}
+        self._said: set[str] = set()
         self._journal = JournalWriter(Path(journal)) if journal and self._is_first else None
         self._local: LocalJob | None = None
         self._step_seconds = step_seconds
@@ -190,10 +191,19 @@ class DataLoader:
             self._leaves = {}  # the planner tells all of it once more
         self._last = step
         for state in step.states:
+            self._say(state.step + 1, state.notes)
             self._leaves = with_changes(self._leaves, state.changed, state.removed)
-        if self._journal is not None:
-            self._journal.append(self._leaves, step.expect.step + 1)
+        self._write_journal(step.expect.step + 1)
         return self._complete(step.batch)
+
+    def _write_journal(self, step: int) -> None:
+        """A journal that cannot be written costs itself, not the step."""
+        if self._journal is None:
+            return
+        try:
+            self._journal.append(self._leaves, step)
+        except CheckpointError as error:
+            print(f"msdata: step {step - 1} is missing in it: {error}", file=sys.stderr)  # noqa: T201
 
     def start_prefetch(self) -> None:
         """Make steps ready from now on; the first `next` does it otherwise. Behind it nothing is restored."""
@@ -269,7 +279,8 @@ class DataLoader:
             blocks: folder of `save_blocks`, whose blocks are read instead of made again where they fit.
 
         Returns:
-            sentences on what changed in sources and mixture; they are shown on the first process.
+            sentences on what changed in the recipe; the first process shows them. What changed in the data is
+            found when they are opened: it is shown with the first step, or refused there.
 
         Raises:
             CheckpointError: the state does not fit the recipe; or steps are under way already.
@@ -290,9 +301,15 @@ class DataLoader:
         )
         sentences = [*resumed.changes, *resumed.silent]
         if self._is_first:
-            for sentence in sentences:
-                print(f"msdata: going on at step {state.step}: {sentence}", file=sys.stderr)  # noqa: T201
+            self._say(state.step, sentences)
         return sentences
+
+    def _say(self, step: int, sentences: Sequence[str]) -> None:
+        """Show what changed, each sentence once: the planner knows the data besides, and says the rest."""
+        for sentence in sentences:
+            if sentence not in self._said:
+                self._said.add(sentence)
+                print(f"msdata: going on at step {step}: {sentence}", file=sys.stderr)  # noqa: T201
 
     def restore_journal(
         self, folder: Path, step: int | None = None, *, accept_changes: bool = False

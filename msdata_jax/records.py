@@ -21,6 +21,9 @@ Sample: TypeAlias = dict[str, np.ndarray]
 
 IMAGE_TOKEN = -1
 
+MAX_SUBSTITUTES = 16
+"""How many positions after a bad one are tried for a substitute under policy `replace`."""
+
 BASE_COLUMNS = ("tokens", "patches", "num_bytes")
 """Metadata columns that every source has: places in a row, image patches, bytes on the wire."""
 

@@ -77,7 +77,14 @@ def serve(
             recorder = PlanLogWriter(plan_log, loaded) if plan_log else None
             figures = _plan(loaded, placement, mpi.endpoint, limits, show, recorder)
         else:
-            figures = run_loader(loaded, placement, mpi.endpoint, num_threads=num_threads, on_failure=show)
+            figures = run_loader(
+                loaded,
+                placement,
+                mpi.endpoint,
+                num_threads=num_threads,
+                read_seconds=limits.read_seconds,
+                on_failure=show,
+            )
     except JobFailed:
         _end_badly(mpi)
     except Exception as error:  # noqa: BLE001 - a rank's boundary: a normal exit would wait in MPI_Finalize
@@ -105,7 +112,7 @@ def _plan(
     def warn(lost: Forget) -> None:
         who = placement.role_of(lost.rank)
         print(  # noqa: T201
-            f"msdata: rank {lost.rank} ({who}) is lost: {lost.why}; others take over",
+            f"msdata: rank {lost.rank} ({who}) is lost: {lost.why}",
             file=sys.stderr,
             flush=True,
         )
@@ -127,7 +134,7 @@ def _plan(
             placement,
             endpoint,
             start_seconds=limits.start_seconds,
-            watch=Watch(watched, limits.heartbeat_seconds, limits.read_seconds),
+            watch=Watch(watched, limits.heartbeat_seconds, limits.read_seconds, recipe.source_names),
             on_failure=show,
             on_forget=warn,
             on_loop=listen,

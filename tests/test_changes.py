@@ -38,6 +38,7 @@ def make_facts(recipe, **changes):
     """Of the sources of a recipe; `changes` are fields by source."""
     return tuple(
         SourceFacts(
+            block_size=recipe.sources[name].block_size,
             **{
                 "name": name,
                 "data": f"/data/{name}",
@@ -46,7 +47,7 @@ def make_facts(recipe, **changes):
                 "fingerprint": f"print of {name}",
                 "files": {f"{name}-0": "00", f"{name}-1": "11"},
                 **changes.get(name, {}),
-            }
+            },
         )
         for name in recipe.source_names
     )
@@ -128,7 +129,7 @@ def test_sources_that_are_added_removed_or_weighed_anew_are_told_and_go_on():
         "source 'b' is removed; its share was 0.25",
         "source 'c': its share at step 7 changes from 0.5 to 0.25",
         order,
-        "1 samples of source 'b' that waited for a row are left out",
+        "1 sample of source 'b' that waited for a row is left out",
     ]
     resumed.check(accept_changes=False)  # nothing of it is silent
     assert resumed.stream.last_position.tolist() == [12, -1, 10]
@@ -154,10 +155,14 @@ def test_names_that_do_not_fit_the_weights_are_an_error():
         ({"seq_len": 5}, "rows and costs decide which samples share a step; they were ", [0, 1]),
         (
             {"options": {"b": {"on_bad_sample": "skip"}}},
-            "source 'b' was made with transforms=['lower'], ",
+            "source 'b' was made with on_bad_sample='raise' and is made with on_bad_sample='skip'",
             [0, 2],
         ),
-        ({"options": {"b": {"shuffle": False}}}, "source 'b' was made with transforms=['lower'], ", [0, 2]),
+        (
+            {"options": {"b": {"shuffle": False}}},
+            "source 'b' was made with shuffle=True and is made with shuffle=False",
+            [0, 2],
+        ),
         (
             {"options": {"b": {"measure": count_frames, "columns": ("frames",)}}},
             "the metadata columns were [] and are ['frames']; source 'b' was made with",
@@ -180,7 +185,7 @@ def test_is_refused_unless_it_is_accepted(changes, says, left):
     assert waiting(resumed) == [(source, 5) for source in left]
     assert resumed.stream.carry.infos.dtype == info_dtype(other.columns)
     texts = [
-        f"1 samples of source {'abc'[s]!r} that waited for a row are left out"
+        f"1 sample of source {'abc'[s]!r} that waited for a row is left out"
         for s in range(3)
         if s not in left
     ]
@@ -193,7 +198,7 @@ def test_transforms_are_told_apart_by_their_names():
     sources = {**recipe.sources, "a": replace(recipe.sources["a"], transforms=(upper,))}
     resumed = resume(save(recipe), replace(recipe, sources=sources))
     (text,) = resumed.silent
-    assert text.startswith("source 'a' was made with transforms=['lower'], measure=None, columns=[]")
+    assert text == "source 'a' was made with transforms=['lower'] and is made with transforms=['upper']"
     assert resumed.stale == ["a"]
 
 
@@ -215,6 +220,15 @@ def test_verdicts_on_records_that_are_others_now_are_forgotten():
     assert resumed.bad == (bad[0], BadRecords(num_bad=2), bad[2])
 
 
+def test_verdicts_are_of_no_certain_block_where_blocks_are_of_another_size_now():
+    recipe = make_recipe()
+    bad = tuple(BadRecords(num_bad=2, verdicts=((0, 3, "crashed"),)) for _ in range(3))
+    other = make_recipe(options={"b": {"block_size": 7}})
+    resumed = resume(save(recipe, bad=bad), other)
+    starts = [start for each in resumed.bad for start, _, _ in each.verdicts]
+    assert starts == [0, -1, 0]
+
+
 def test_inside_a_window_nothing_of_it_may_change():
     recipe = make_recipe(regroup=3)
     ahead = [make_infos(s, [5, 3, 7, 6, 1] * 20) for s in range(3)]
@@ -228,7 +242,7 @@ def test_inside_a_window_nothing_of_it_may_change():
     resumed = resume(saved, replace(recipe, seed=3))
     with pytest.raises(CheckpointError, match="the seed was 0 and is 3"):
         resumed.check(accept_changes=False)
-    says = r"steps up to 2 are composed already, of what the sources .* were; change them at step 3, where"
+    says = r"steps up to 2 are composed already, of what the sources .* were; change that at step 3, where"
     with pytest.raises(RecipeError, match=says):
         resumed.check(accept_changes=True)
     with pytest.raises(

@@ -10,6 +10,8 @@ import numpy as np
 import msdata_jax as msd
 
 WORK_SECONDS = float(os.environ.get("MSDATA_CHAOS_WORK", "0.002"))
+POISON = os.environ.get("MSDATA_CHAOS_POISON", "")
+"""A record of the source `short`."""
 PATCH_VALUES = 3072
 LARGE_BYTES = 1 << 11
 
@@ -35,8 +37,10 @@ class Computed:
 
 
 def work(record: dict) -> dict:
-    """As a decoder would, leave the interpreter to others while it takes its time."""
+    """As a decoder would, leave the interpreter to others while it takes its time; one record kills it."""
     time.sleep(WORK_SECONDS)
+    if POISON and record["tokens"].tolist() == Computed(500, 60, 0)[int(POISON)]["tokens"].tolist():
+        os.kill(os.getpid(), signal.SIGKILL)
     return record
 
 
@@ -69,7 +73,7 @@ if victim and victim == os.environ.get("PMI_RANK"):
 
 recipe = msd.Recipe(
     sources={
-        "short": msd.Source(Computed(500, 60, 0), [work], block_size=16),
+        "short": msd.Source(Computed(500, 60, 0), [work], block_size=16, on_bad_sample="skip"),
         "long": msd.Source(Computed(300, 500, 0), [work], block_size=8),
         "images": msd.Source(Computed(200, 30, 150), [work], block_size=4),
         "rare": msd.Source(Computed(50, 200, 0), [work], block_size=8),

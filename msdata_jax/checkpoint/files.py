@@ -8,8 +8,10 @@ digest. A changed leaf may be packed: deflated with the base's leaf as dictionar
 size is believed before it is checked.
 """
 
+import contextlib
 import hashlib
 import os
+import stat
 import struct
 import time
 import zlib
@@ -152,8 +154,8 @@ def _pack_against(before: bytes, data: bytes) -> bytes:
 
 
 def _unpack_against(before: bytes, packed: bytes, num_bytes: int) -> bytes:
-    if num_bytes > _MOST_INFLATION * (len(packed) + 1):
-        raise ValueError(f"{len(packed)} bytes cannot hold {num_bytes}")
+    if num_bytes > min(_MOST_INFLATION * (len(packed) + 1), _LARGEST_PACKED):
+        raise ValueError(f"{len(packed)} packed bytes cannot hold {num_bytes}")
     unpacker = zlib.decompressobj(-15, before[-_WINDOW:])
     data = unpacker.decompress(packed, num_bytes + 1)
     if len(data) != num_bytes or not unpacker.eof:
@@ -197,19 +199,18 @@ def _checked_head(data: bytes, where: str) -> tuple[Head, int]:
     smallest = _PREFIX.size + length + _DIGEST_BYTES
     if len(data) < smallest or hashlib.sha256(data[:-_DIGEST_BYTES]).digest() != data[-_DIGEST_BYTES:]:
         raise CheckpointError(
-            f"{where} is cut off or damaged: the checksum of its {len(data)} bytes is wrong; restore another "
-            "step"
+            f"{where} is cut off or damaged: the checksum of its {len(data)} bytes is wrong"
         )
     at = _PREFIX.size + length
     head = _parse_head(data[_PREFIX.size : at], len(data), where)
     if sum(leaf.stored_bytes for leaf in head.stored) != len(data) - smallest:
-        raise CheckpointError(f"{where} is damaged: its leaves do not fill it; restore another step")
+        raise CheckpointError(f"{where} is damaged: its leaves do not fill it")
     return head, at
 
 
 def _check_prefix(prefix: bytes, where: str) -> int:
     if len(prefix) < _PREFIX.size:
-        raise CheckpointError(f"{where} is cut off after {len(prefix)} bytes; restore another step")
+        raise CheckpointError(f"{where} is cut off after {len(prefix)} bytes")
     magic, version, length = _PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise CheckpointError(
@@ -239,7 +240,7 @@ def _parse_head(packed: bytes, file_bytes: int, where: str) -> Head:
         KeyError, IndexError, ValueError, TypeError, RecursionError, msgpack.UnpackException,
     ) as error:  # fmt: skip
         raise CheckpointError(
-            f"{where} has a head that cannot be read: {type(error).__name__}: {error}; restore another step"
+            f"{where} has a head that cannot be read: {type(error).__name__}: {error}"
         ) from None
 
 
@@ -301,7 +302,8 @@ def write_file(path: Path, data: bytes) -> None:
         os.replace(draft, path)
         _sync_folder(path.parent)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise CheckpointError(
             f"{path}: the state of the data ({len(data)} bytes) cannot be written: {error}; make room or "
             "give another folder. Steps saved before are untouched"
@@ -354,11 +356,11 @@ def read_head(path: Path) -> Head:
         CheckpointError: there is no such file, or its beginning is wrong.
     """
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = _check_prefix(file.read(_PREFIX.size), str(path))
             if length > size:
-                raise CheckpointError(f"{path} is cut off after {size} bytes; restore another step")
+                raise CheckpointError(f"{path} is cut off after {size} bytes")
             return _parse_head(file.read(length), size, str(path))
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -367,16 +369,25 @@ def read_head(path: Path) -> Head:
 def stored_digest(path: Path) -> str | None:
     """The digest at a file's end, hex; None where there is no such file."""
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             file.seek(-_DIGEST_BYTES, os.SEEK_END)
             return file.read().hex()
     except OSError:
         return None
 
 
+def _open(path: Path) -> BinaryIO:
+    """A regular file, for reading: a pipe or device might never end, or wait for ever."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError("it is no regular file")
+    return os.fdopen(handle, "rb")
+
+
 def _read_bytes(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             return _read_ours(file, str(path))
     except OSError as error:
         raise _unreadable(path, error) from error

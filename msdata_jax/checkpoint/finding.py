@@ -77,7 +77,7 @@ def load_leaves(path: Path) -> dict[str, bytes]:
     Raises:
         CheckpointError: it cannot be read; says which other steps can.
     """
-    file = path if path.is_file() else path / FILE_NAME
+    file = path if path.exists() and not path.is_dir() else path / FILE_NAME
     if not file.exists():
         raise CheckpointError(f"{_nothing_in(path)}{_way_out(file)}")
     try:
@@ -121,7 +121,11 @@ def _nothing_in(path: Path) -> str:
         return f"{path} holds the state of a grain iterator ({inside[0]}), not one of msdata_jax"
     if {"_METADATA", "manifest.ocdbt", "array_metadatas"} & set(inside):
         return f"{path} holds arrays of a model that orbax wrote, not the state of a data stream"
-    return f"{path} holds no {FILE_NAME}, no state of a data stream; in it are {', '.join(inside[:8])}"
+    nothing = f"{path} holds no {FILE_NAME}, no state of a data stream"
+    unfinished = [name for name in inside if TEMPORARY in name]
+    if unfinished:
+        return f"{nothing}; in it is {unfinished[-1]}: its save was never finished"
+    return f"{nothing}; in it are {', '.join(inside[:8])}"
 
 
 def _way_out(file: Path) -> str:

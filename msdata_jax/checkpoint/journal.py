@@ -1,10 +1,12 @@
 """The journal: the state behind every step that a training process took, appended to files in a folder.
 
-A file `journal-<first step>.msd` holds frames, each an encoded state (`files`) behind its length: first a
-full one, then what changed against that. A frame that is cut off, since the machine went down, ends the file.
-A new file begins after `steps_per_file` steps; the newest two are kept.
+A file `journal-<number>.msd` holds frames, each an encoded state (`files`) behind its length: first a full
+one, then what changed against that. A frame that is cut off, since the machine went down, ends the file. A
+new file begins with each run, after `steps_per_file` states, and where the change would pass half of a full
+one. Old files go when the newer ones hold twice that many states.
 """
 
+import contextlib
 import os
 import re
 import struct
@@ -17,47 +19,48 @@ from msdata_jax.data_state import DataState, Leaves
 from msdata_jax.errors import CheckpointError
 
 STEPS_PER_FILE = 1000
-KEPT_FILES = 2
 _LENGTH = struct.Struct("<Q")
 _NAME = re.compile(r"journal-(\d{1,18})\.msd")
 
 
 class JournalWriter:
-    """Appends states; the file of an earlier run stays until a newer one pushes it out.
+    """Appends states. Files of earlier runs stay until newer ones push them out, and are never written again.
 
     Frames are not forced to the disk one by one: a process that is killed loses none, a machine that goes
     down may lose the last ones.
 
     Args:
         folder: made where it is not there.
-        steps_per_file: states in a file.
+        steps_per_file: states in a file at most, and the states behind the newest that are kept at least.
 
     Raises:
-        CheckpointError: the folder cannot be made; from `append`: a file cannot be written.
+        CheckpointError: the folder cannot be made; from `append`: a file cannot be written. The next state
+            begins a new one.
     """
 
     def __init__(self, folder: Path, steps_per_file: int = STEPS_PER_FILE) -> None:
         self._folder, self._steps_per_file = folder, steps_per_file
         self._file: FileIO | None = None
-        self._base: tuple[BaseRef, Leaves] | None = None
-        self._num_frames = 0
+        self._base: tuple[BaseRef, Leaves, int] | None = None  # with the bytes of its frame
+        self._counts: list[tuple[Path, int]] = []  # the files and their states, oldest first
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._counts = [(path, _count_frames(path)) for path in _files(folder)]
         except OSError as error:
             raise self._failure(error) from error
 
     def append(self, leaves: Leaves, step: int) -> None:
         """Write the state before `step` behind the others."""
         try:
-            if self._base is None or self._num_frames >= self._steps_per_file:
-                self._begin_file(leaves, step)
-                return
-            data = encode_delta(leaves, step, *self._base)
-            if 2 * len(data) > len(encode_full(self._base[1], step)):
-                self._begin_file(leaves, step)
-            else:
-                self._write(data)
+            if self._base is not None and self._counts[-1][1] < self._steps_per_file:
+                ref, base, full_bytes = self._base
+                data = encode_delta(leaves, step, ref, base)
+                if 2 * len(data) <= full_bytes:
+                    self._write(data)
+                    return
+            self._begin_file(leaves, step)
         except OSError as error:
+            self._base = None
             raise self._failure(error) from error
 
     def close(self) -> None:
@@ -67,20 +70,30 @@ class JournalWriter:
 
     def _begin_file(self, leaves: Leaves, step: int) -> None:
         self.close()
-        path = self._folder / f"journal-{step:09d}.msd"
+        numbers = [int(match[1]) for path, _ in self._counts if (match := _NAME.fullmatch(path.name))]
+        path = self._folder / f"journal-{max(numbers, default=0) + 1:09d}.msd"
         data = encode_full(leaves, step)
-        self._file, self._num_frames = path.open("wb", buffering=0), 0
+        self._file = path.open("xb", buffering=0)
+        self._counts.append((path, 0))
         self._write(data)
-        self._base = BaseRef(where=path.name, digest=digest_of(data)), leaves
-        for old in sorted(_files(self._folder), key=lambda each: each.stat().st_mtime_ns)[:-KEPT_FILES]:
-            old.unlink()
+        self._base = BaseRef(where=path.name, digest=digest_of(data)), leaves, len(data)
+        while len(self._counts) > 2 and sum(n for _, n in self._counts[1:]) >= 2 * self._steps_per_file:
+            self._counts.pop(0)[0].unlink(missing_ok=True)
 
     def _write(self, data: bytes) -> None:
+        """Write a whole frame, or none."""
         assert self._file is not None
-        rest = memoryview(_LENGTH.pack(len(data)) + data)
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        self._num_frames += 1
+        end = self._file.tell()
+        try:
+            rest = memoryview(_LENGTH.pack(len(data)) + data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
+            raise
+        path, count = self._counts[-1]
+        self._counts[-1] = path, count + 1
 
     def _failure(self, error: OSError) -> CheckpointError:
         return CheckpointError(
@@ -95,7 +108,7 @@ def read_journal(folder: Path, step: int | None = None) -> DataState:
     Raises:
         CheckpointError: there is no journal, none of its states can be read, or it has none before `step`.
     """
-    files = sorted(_files(folder), key=lambda each: each.stat().st_mtime_ns, reverse=True)
+    files = list(reversed(_files(folder)))
     if not files:
         raise CheckpointError(
             f"{folder} holds no journal (journal-*.msd); give the folder of DataLoader(journal=...)"
@@ -106,9 +119,9 @@ def read_journal(folder: Path, step: int | None = None) -> DataState:
             if step is None or at == step:
                 return DataState.from_leaves(leaves)
             found.append(at)
-    have = (
-        f"it has those before steps {min(found)} to {max(found)}" if found else "none of its frames is whole"
-    )
+    if not found:
+        raise CheckpointError(f"no frame of the journal in {folder} is whole: none of its states can be read")
+    have = f"it has those before steps {min(found)} to {max(found)}"
     raise CheckpointError(f"the journal in {folder} has no state before step {step}; {have}")
 
 
@@ -119,12 +132,29 @@ def is_journal(folder: Path) -> bool:
 
 def list_journal(folder: Path) -> list[tuple[Path, int]]:
     """The file of each state of a journal and the step that it is before, oldest first."""
-    files = sorted(_files(folder), key=lambda each: each.stat().st_mtime_ns)
+    files = _files(folder)
     return [(file, step) for file in files for _, step in _states(file)]
 
 
 def _files(folder: Path) -> list[Path]:
-    return [each for each in folder.glob("journal-*.msd") if _NAME.fullmatch(each.name)]
+    """The files of a journal, oldest first."""
+    there = folder.glob("journal-*.msd")
+    numbered = [(int(match[1]), path) for path in there if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered)]
+
+
+def _count_frames(path: Path) -> int:
+    """Frames of a file, by their lengths alone."""
+    count = 0
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while len(prefix := file.read(_LENGTH.size)) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(prefix)
+            if length > size - file.tell():
+                break
+            file.seek(length, os.SEEK_CUR)
+            count += 1
+    return count
 
 
 def _states(path: Path) -> Iterator[tuple[Leaves, int]]:

@@ -1,5 +1,7 @@
 """Data checkpoints in `orbax.checkpoint.CheckpointManager`: arguments for saving and restoring."""
 
+import asyncio
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,10 @@ from orbax.checkpoint.future import CommitFutureAwaitingContractedSignals, Futur
 from msdata_jax.checkpoint.files import FILE_NAME, read_head
 from msdata_jax.checkpoint.retention import KeepBases
 from msdata_jax.checkpoint.writer import Checkpointed, Saver, local_path
+from msdata_jax.errors import CheckpointError
+
+_DIRECTORY_SECONDS = 60
+"""How long orbax may take to make a step's directory once the save has failed."""
 
 
 class DataHandler(ocp.AsyncCheckpointHandler):
@@ -21,7 +27,14 @@ class DataHandler(ocp.AsyncCheckpointHandler):
 
     async def async_save(self, directory: epath.Path, args: "DataSave") -> list[Future]:
         """Freeze the state; a thread writes it when the directory is there."""
-        write = self._saver.freeze(os.fspath(directory), args.loader, args.bases)
+        try:
+            write = self._saver.freeze(os.fspath(directory), args.loader, args.bases)
+        except CheckpointError:
+            # Else orbax's threads of other items wait for the directory, and the end of the process for them.
+            made = CommitFutureAwaitingContractedSignals(_nothing(), timeout_secs=_DIRECTORY_SECONDS)
+            with contextlib.suppress(Exception):
+                await asyncio.to_thread(made.result)
+            raise
         if write is None:
             return []
 
@@ -47,6 +60,10 @@ class DataHandler(ocp.AsyncCheckpointHandler):
         return {"kind": head.kind, "step": head.step, "base": base, "bytes": head.file_bytes}
 
 
+async def _nothing() -> None:
+    pass
+
+
 @ocp.args.register_with_handler(DataHandler, for_save=True)
 @dataclass
 class DataSave(ocp.args.CheckpointArgs):
@@ -56,10 +73,19 @@ class DataSave(ocp.args.CheckpointArgs):
         loader: a `DataLoader`.
         bases: the policy of the manager; saves are deltas between fulls then. Without it every save is a
             full, which any retention may keep or delete.
+
+    Raises:
+        CheckpointError: an earlier save is done and its manager did not ask `bases`. It is told here where it
+            can be: an error within the save leaves threads of orbax behind, for its other items.
     """
 
     loader: Checkpointed
     bases: KeepBases | None = None
+
+    def __post_init__(self) -> None:
+        """Check the manager."""
+        if self.bases is not None:
+            self.bases.check_asked()
 
 
 @ocp.args.register_with_handler(DataHandler, for_restore=True)

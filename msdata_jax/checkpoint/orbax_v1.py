@@ -1,15 +1,21 @@
 """Data checkpoints in orbax v1, `training.Checkpointer`: a stateful checkpointable."""
 
+import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from msdata_jax.checkpoint.retention import KeepBases
 from msdata_jax.checkpoint.writer import Checkpointed, Saver
+from msdata_jax.errors import CheckpointError
 
 if TYPE_CHECKING:
     from etils import epath
     from orbax.checkpoint.experimental.v1.path import PathAwaitingCreation
+
+_DIRECTORY_SECONDS = 60
+"""How long orbax may take to make a step's directory once the save has failed."""
 
 
 class DataCheckpointable:
@@ -34,7 +40,13 @@ class DataCheckpointable:
 
     async def save(self, directory: "PathAwaitingCreation") -> Awaitable[None]:
         """Freeze the state; what is returned writes it when the directory is there."""
-        write = self._saver.freeze(os.fspath(directory.path), self._loader, self._bases)
+        try:
+            write = self._saver.freeze(os.fspath(directory.path), self._loader, self._bases)
+        except CheckpointError:
+            # Else orbax's threads of other items wait for the directory, and the end of the process for them.
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(directory.await_creation(), _DIRECTORY_SECONDS)
+            raise
 
         async def finish() -> None:
             await directory.await_creation()

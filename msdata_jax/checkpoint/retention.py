@@ -71,17 +71,22 @@ class KeepBases:
                 f"one KeepBases serves one manager: it keeps bases in {self._root} and is given a save in "
                 f"{root}; make one for each"
             )
-        if not self._asked and name != self._saving and self._is_committed(root / self._saving):
-            raise CheckpointError(
-                f"step {self._saving} was saved with {self}, but its manager does not ask it which steps "
-                "stay, and max_to_keep or another policy would delete the bases of deltas: give the same "
-                "object to the manager, as preservation_policy in its options, or none to the save"
-            )
+        if name != self._saving:
+            self.check_asked()
         if step_number(name) < 0:
             raise CheckpointError(f"the name of a step's directory ends in its number; {name!r} does not")
         self._root, self._saving, self._asked = root, name, False
         self._in_place = TEMPORARY not in step.name
         self._known.pop(name, None)
+
+    def check_asked(self) -> None:
+        """Raise CheckpointError where an earlier save was committed and its manager did not ask about it."""
+        if self._root is not None and not self._asked and self._is_committed(self._root / self._saving):
+            raise CheckpointError(
+                f"step {self._saving} was saved with {self}, but its manager does not ask it which steps "
+                "stay, and max_to_keep or another policy would delete the bases of deltas: give the same "
+                "object to the manager, as preservation_policy in its options, or none to the save"
+            )
 
     def should_preserve(self, checkpoints: Sequence[StepInfo], *, context: Any) -> Sequence[bool]:
         """For each step, oldest first, whether it stays; as orbax asks it, within `save`."""

@@ -2,13 +2,20 @@
 
 import contextlib
 import os
+import re
 import shutil
+import stat
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+from msdata_transport import RunFolder
+from msdata_transport.run_folder import PREFIX
+from msdata_transport.run_folder import VARIABLE as RUN_FOLDER_VARIABLE
 
 from msdata_jax.cli.machine import OPTIONAL, REQUIRED
 
@@ -19,6 +26,10 @@ SHARED_MEMORY, PROCESSES = Path("/dev/shm"), Path("/proc")
 LEFTOVER_SECONDS = 60.0
 """A shared-memory file that is younger may belong to a job that is just starting."""
 
+_RUN_FOLDER_NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
+_RUN_FOLDER_FILE = re.compile(
+    r"\.?(formed|planner\.sock|guard-\d+\.sock|vital-\d+|failed-(\d+|x)|outcome\.json)(\.\d+)?"
+)
 _MB = 1 << 20
 _GB = 1 << 30
 _USES = {
@@ -252,6 +263,74 @@ def _mapped_files(processes: Path) -> set[str]:
             continue
         mapped.update(line[line.index("/") :] for line in lines if "/mpich_shm_" in line)
     return mapped
+
+
+def check_run_folders(
+    parents: Collection[Path] | None = None,
+    processes: Path = PROCESSES,
+    *,
+    now: float | None = None,
+    remove: bool = False,
+) -> Check:
+    """Run folders of jobs that were killed: old, ours, and used by no process.
+
+    Args:
+        parents: where launchers make them; None for the folder for temporary files, and `/tmp`.
+        processes: where the kernel shows the environment of each process.
+        now: seconds since 1970; None for the clock.
+        remove: delete them.
+    """
+    now = time.time() if now is None else now
+    parents = _temporary_folders() if parents is None else parents
+    where = " and ".join(sorted(map(str, parents)))
+    left = [path for parent in parents for path in sorted(parent.glob(f"{PREFIX}*")) if _is_left(path, now)]
+    used = _folders_of_processes(processes) if left else set()
+    left = [path for path in left if path.name not in used and not RunFolder(path).is_held]
+    if not left:
+        return Check(name="run folders", status="OK", detail=f"no leftovers in {where}")
+    detail = f"{len(left)} folders of killed jobs in {where} that no process uses"
+    if remove:
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+        return Check(name="run folders", status="OK", detail=f"removed {detail}")
+    return Check(
+        name="run folders", status="WARNING", detail=detail, way_out="msdata doctor --remove-leftovers"
+    )
+
+
+def _temporary_folders() -> set[Path]:
+    folders = {Path("/tmp")}
+    with contextlib.suppress(OSError):  # none of them can be written
+        folders.add(Path(tempfile.gettempdir()))
+    return folders
+
+
+def _is_left(path: Path, now: float) -> bool:
+    """Whether a path is an old run folder of ours, by its name, its mode and what is in it."""
+    try:
+        found = path.lstat()
+        return (
+            bool(_RUN_FOLDER_NAME.fullmatch(path.name))
+            and stat.S_ISDIR(found.st_mode)
+            and stat.S_IMODE(found.st_mode) == 0o700
+            and found.st_uid == os.getuid()
+            and now - found.st_mtime > LEFTOVER_SECONDS
+            and all(_RUN_FOLDER_FILE.fullmatch(each.name) for each in path.iterdir())
+        )
+    except OSError:  # it went just now
+        return False
+
+
+def _folders_of_processes(processes: Path) -> set[str]:
+    """The names of the run folders in the environments of processes."""
+    used: set[str] = set()
+    start = f"{RUN_FOLDER_VARIABLE}=".encode()
+    for environ in processes.glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ended, or belongs to somebody else
+            for each in environ.read_bytes().split(b"\0"):
+                if each.startswith(start):
+                    used.add(Path(os.fsdecode(each.removeprefix(start))).name)
+    return used
 
 
 def check_slurm(environ: Mapping[str, str], library: str, has_srun: bool) -> Check:

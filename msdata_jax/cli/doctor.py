@@ -37,7 +37,9 @@ _COLOURS = {"OK": "green", "WARNING": "yellow", "TROUBLE": "bold red"}
     metavar="SECONDS",
     help="Time for each thing that is started.",
 )
-@click.option("--remove-leftovers", is_flag=True, help="Delete shared memory that killed MPI jobs left.")
+@click.option(
+    "--remove-leftovers", is_flag=True, help="Delete shared memory and run folders that killed jobs left."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: checks, versions, ranks.")
 def command(loaders: int, trainers: int, deadline: float, remove_leftovers: bool, as_json: bool) -> int:
     """Check what is installed, then start a tiny real job under mpiexec and look at its ranks.
@@ -81,6 +83,7 @@ def _examine(
     for check in _check_machine(1 + num_loaders + num_trainers):
         yield check, {}
     yield checks.check_leftovers(remove=remove_leftovers), {}
+    yield checks.check_run_folders(remove=remove_leftovers), {}
     yield checks.check_slurm(os.environ, library, shutil.which("srun") is not None), {}
     yield checks.check_alone(world_size_from_environment()), {}
     if "jax" in versions:

@@ -27,34 +27,46 @@ def is_checkpoint(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def describe_checkpoint(path: Path, step: int | None) -> dict[str, Any]:
+def describe_checkpoint(path: Path, step: int | None) -> tuple[dict[str, Any], CheckpointError | None]:
     """The states that there are, and what is in those of one step.
 
     Args:
-        path: a folder of steps, a step, an item, or a state file.
+        path: a folder of steps, a step, an item, a state file, or the folder of a journal.
         step: whose states; the newest by default.
 
+    Returns:
+        also why a state of that step cannot be read; None where all can.
+
     Raises:
-        CheckpointError: no state is there, none of that step, or it cannot be read.
+        CheckpointError: no state is there, or none of that step.
     """
     if path.is_dir() and is_journal(path):
-        return _describe_journal(path, step)
+        return _describe_journal(path, step), None
     found = find_states(path)
     step = found[-1].step if step is None else step
     chosen = [each for each in found if each.step == step]
     if not chosen:
         steps = sorted({each.step for each in found})
         raise CheckpointError(f"{path} holds no state of step {step}; there are {', '.join(map(str, steps))}")
-    return {
-        "checkpoint": str(path),
-        "steps": [_summary(each) for each in found],
-        "states": [describe_state(each.item, each.step, load_state(each.file)) for each in chosen],
-    }
+    states, errors = [], {}
+    for each in chosen:
+        try:
+            states.append(describe_state(each.item, each.step, load_state(each.file)))
+        except CheckpointError as error:
+            errors[each.file] = error
+    steps = [_summary(each, errors.get(each.file)) for each in found]
+    result = {"checkpoint": str(path), "steps": steps, "states": states}
+    return result, next(iter(errors.values()), None)
 
 
 def _describe_journal(path: Path, step: int | None) -> dict[str, Any]:
     """A journal as if its states were checkpoints: `step` is the last one that its trainer took."""
     there = list_journal(path)
+    if step is not None and there and step + 1 not in (before for _, before in there):
+        taken = [before - 1 for _, before in there]
+        raise CheckpointError(
+            f"{path} holds no state of step {step}; there are those of steps {min(taken)} to {max(taken)}"
+        )
     state = read_journal(path, None if step is None else step + 1)
     steps = {file: [before - 1 for each, before in there if each == file] for file, _ in there}
     return {
@@ -72,16 +84,16 @@ def _describe_journal(path: Path, step: int | None) -> dict[str, Any]:
     }
 
 
-def _summary(found: Found) -> dict[str, Any]:
+def _summary(found: Found, error: CheckpointError | None) -> dict[str, Any]:
     head = found.head
     return {
         "step": found.step,
         "item": found.item,
-        "kind": head.kind if head else "unreadable",
+        "kind": head.kind if head and error is None else "unreadable",
         "bytes": head.file_bytes if head else None,
         "base": head.base.where if head and head.base else None,
         "next_step": head.step if head else None,
-        "problem": found.problem,
+        "problem": found.problem if error is None else str(error),
     }
 
 
@@ -126,13 +138,13 @@ def describe_state(item: str, step: int, state: DataState) -> dict[str, Any]:
 # --- for people -------------------------------------------------------------------------------------------
 
 
-def show_checkpoint(console: Any, result: Mapping[str, Any]) -> None:
-    """The steps and the states as tables."""
+def show_checkpoint(console: Any, result: Mapping[str, Any], error: CheckpointError | None = None) -> None:
+    """The steps and the states as tables; `error` is told elsewhere."""
     console.print(f"[bold]{result['checkpoint']}[/bold]")
     rows = [{name: row[name] for name in row if name != "problem"} for row in result["steps"]]
     console.print(make_table(rows, texts=("base",)))
     for row in result["steps"]:
-        if row.get("problem"):
+        if row.get("problem") and row["problem"] != str(error):
             console.print(f"  step {row['step']}: {row['problem']}", markup=False)
     for state in result["states"]:
         _show_state(console, state)

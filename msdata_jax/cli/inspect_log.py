@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from msdata_jax.cli.inspect_checkpoint import describe_checkpoint, is_checkpoint
 from msdata_jax.cli.plan_figures import step_figures
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.cli.tables import make_console, make_table
-from msdata_jax.errors import RecipeError
+from msdata_jax.errors import PlanError, RecipeError
 from msdata_jax.lineage import LoggedStep, PlanLog, Trace, row_segments, segment_origin, trace
 from msdata_jax.planning.costs import cost_parts
 from msdata_jax.planning.graph import DGraph
@@ -63,7 +64,8 @@ def command(
 
     Without options: a summary; of checkpoints, the steps that there are and the state of the newest.
     `msdata launch --plan-log FILE`, `msdata serve --plan-log FILE` and `msdata plan --log FILE` write a log;
-    it can be read while the job runs. Of checkpoints, FILE may be a step, an item of it or its state.msd too.
+    it can be read while the job runs. Of checkpoints, FILE may also be a step, an item of it, its state.msd,
+    or the folder of a journal.
 
     \b
     msdata inspect plan.log
@@ -75,7 +77,11 @@ def command(
     if is_checkpoint(file):
         if row is not None or sample is not None or recipe_file is not None:
             raise click.UsageError("--row, --sample and --recipe ask a plan log; this is a checkpoint")
-        return _show(describe_checkpoint(file, step), show_checkpoint, as_json)
+        result, error = describe_checkpoint(file, step)
+        _show(result, partial(show_checkpoint, error=error), as_json)
+        if error is not None:
+            raise error
+        return 0
     return _inspect_log(file, step, row, sample, recipe_file, as_json)
 
 
@@ -91,6 +97,9 @@ def _inspect_log(
         raise click.UsageError("--row is a row of a step: say --step too")
     if sample is not None and step is not None:
         raise click.UsageError("--sample looks at all steps: say --step or --sample, not both")
+    if not file.is_file():
+        why = "it is no regular file" if file.exists() else "there is no such file"
+        raise PlanError(f"{file} cannot be read: {why}; give the path of a plan log or of checkpoints")
     log = PlanLog(file)
     if log.cut_off:
         click.echo(f"msdata: {file}: {log.cut_off}", err=True)

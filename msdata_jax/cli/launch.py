@@ -11,6 +11,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +151,22 @@ def command_line(
 
 
 def run_until_done(line: list[str]) -> int:
-    """Run mpiexec with a run folder; on an interrupt or SIGTERM end all ranks. Returns the exit status.
+    """Run mpiexec with a run folder; on an interrupt, SIGTERM or SIGHUP end all ranks. Gives the exit status.
 
     A job went well when the planner says so and no rank failed that it needs. mpiexec's status says neither:
     it is 0 where a rank ended badly in some ways, and another where a loader was lost in some.
+
+    Raises:
+        LaunchError: there is no room for a run folder.
     """
     before = set(unmapped_segments())
-    with RunFolder.temporary() as folder:
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(RunFolder.temporary())
+        except OSError as error:
+            raise LaunchError(
+                f"no folder for the job can be made: {error}; set TMPDIR to one with room"
+            ) from error
         received, status = _run(line, folder)
         outcome = folder.read_outcome() if folder.is_formed else {"ok": status == 0}
         failures = folder.failures()
@@ -166,7 +176,8 @@ def run_until_done(line: list[str]) -> int:
     )
     remove_new_segments(before)
     if received:
-        click.echo("msdata: interrupted; all ranks are stopped", err=True)
+        with suppress(OSError):  # the terminal may be gone; nothing must stay in a buffer for its end
+            os.write(2, b"msdata: interrupted; all ranks are stopped\n")
         return 128 + received
     for text in lost:
         click.echo(f"msdata: {text}", err=True)
@@ -216,7 +227,10 @@ def _run(line: list[str], folder: RunFolder) -> tuple[int, int]:
             received.append(signum)
             process.terminate()
 
-        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Under nohup the job goes on when its terminal is closed.
+        hangup = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+        numbers = (signal.SIGINT, signal.SIGTERM, *hangup)
+        previous = {number: signal.signal(number, stop) for number in numbers}
         try:
             process.wait()
         finally:

@@ -50,7 +50,7 @@ def cli(ctx: click.Context) -> None:
     msdata doctor
 
     Exit status: 0 all went well; 1 the job failed, or doctor found trouble; 2 a wrong call or recipe;
-    130 interrupted.
+    130, 143 and 129 interrupted, told to end (SIGTERM), or its terminal was closed (SIGHUP).
     """
     # Here, where the process is known to be this command's alone: the block cannot be undone.
     if ctx.invoked_subcommand in _WITHOUT_JAX:

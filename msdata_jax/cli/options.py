@@ -24,7 +24,7 @@ heartbeat_seconds = click.option(
     default=15.0,
     show_default=True,
     type=click.FloatRange(1),
-    help="A loader that is silent for so long counts as lost, and others take over.",
+    help="A loader that is silent for so long counts as lost, and others take over (msdata launch only).",
 )
 read_seconds = click.option(
     "--read-seconds",

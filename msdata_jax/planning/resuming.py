@@ -78,7 +78,7 @@ def carry_state(
     carry.infos["source"] = source[stays]
     for old in np.unique(state.carry.infos["source"][~stays]).tolist():
         count = int(np.count_nonzero(state.carry.infos["source"] == old))
-        changes.append(f"{count} samples of source {before_names[old]!r} that waited for a row are left out")
+        changes.append(left_out_text(count, str(before_names[old])))
 
     def follow(values: np.ndarray, first: int | bool) -> np.ndarray:
         """Values of the sources, by name; `first` for new ones."""
@@ -100,6 +100,14 @@ def carry_state(
         ended=state.ended and not changes,
     )
     return carried, changes
+
+
+def left_out_text(count: int, source: str) -> str:
+    """A sentence on samples that are not carried over."""
+    what = "sample" if count == 1 else "samples"
+    return (
+        f"{count} {what} of source {source!r} that waited for a row {'is' if count == 1 else 'are'} left out"
+    )
 
 
 def describe_changes(
@@ -150,7 +158,8 @@ def _source_changes(shares: _Shares, new_shares: _Shares, step: int) -> Iterator
 def _distinct(share: Fraction, other: Fraction) -> tuple[str, str]:
     """Two different numbers as texts that differ, too."""
     texts = f"{float(share):.6g}", f"{float(other):.6g}"
-    return texts if texts[0] != texts[1] else (str(share), str(other))
+    longer = repr(float(share)), repr(float(other))
+    return next((each for each in (texts, longer) if each[0] != each[1]), (str(share), str(other)))
 
 
 def _order_change(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:

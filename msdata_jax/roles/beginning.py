@@ -27,6 +27,7 @@ class Beginning:
         bad: bad samples of each source until then.
         plan_digest: over the content of all steps before; empty for none.
         skip_to: the step to begin with, where those before must be composed first; -1 for none.
+        notes: what changed since the state was saved, in sentences.
     """
 
     join: Join
@@ -36,6 +37,7 @@ class Beginning:
     bad: Sequence[BadRecords]
     plan_digest: str
     skip_to: int
+    notes: Sequence[str]
 
 
 def begin(
@@ -61,7 +63,7 @@ def begin(
     graph.check_mesh(tree)
     clients = build_clients(tree, joins, placement.constructors, by_host=graph.broadcast.via == "host")
     keeper = min(clients, key=lambda client: client.process).rank
-    state, bad, plan_digest = _state_of(recipe, joins[keeper], facts)
+    state, bad, plan_digest, notes = _state_of(recipe, joins[keeper], facts)
     skip_to = -1
     if join.skip_to > state.step:
         at_once = _state_before(join.skip_to, state, recipe, graph)
@@ -83,25 +85,27 @@ def begin(
         bad=bad,
         plan_digest=plan_digest,
         skip_to=skip_to,
+        notes=notes,
     )
 
 
 def _state_of(
     recipe: Recipe, join: Join, facts: Sequence[SourceFacts]
-) -> tuple[StreamState, Sequence[BadRecords], str]:
-    """State, bad samples and digest to go on from; those of step 0 where nothing was saved."""
+) -> tuple[StreamState, Sequence[BadRecords], str, Sequence[str]]:
+    """State, bad samples, digest and notes to go on with; those of step 0 where nothing was saved."""
     if not len(join.state):
         start = initial_state(len(recipe.sources), recipe.columns)
-        return start, (BadRecords(),) * len(recipe.sources), ""
+        return start, (BadRecords(),) * len(recipe.sources), "", []
     saved = DataState.from_leaves(unpack_leaves(join.state.tobytes()))
     resumed = resume(saved, recipe, facts)
     resumed.check(accept_changes=join.accept_changes)
-    return resumed.stream, resumed.bad, saved.plan_digest
+    return resumed.stream, resumed.bad, saved.plan_digest, [*resumed.changes, *resumed.silent]
 
 
 def _state_before(step: int, state: StreamState, recipe: Recipe, graph: DGraph) -> StreamState | None:
     """The state before a step without going through those before it, where the recipe allows that."""
-    if state.step > 0 or not all(source.one_per_record for source in recipe.sources.values()):
+    sources = recipe.sources.values()
+    if state.step > 0 or not all(s.one_per_record and s.max_bad_samples is None for s in sources):
         return None
     try:
         return graph.state_before(step, recipe.source_names, recipe.columns)

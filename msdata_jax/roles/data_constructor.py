@@ -56,7 +56,7 @@ class DataConstructor:
         """Tell the planner that the DataLoader is built; `Join` waits until it is to begin."""
         return [Send(rank=self._planner, message=m.Built())]
 
-    def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
+    def tick(self, elapsed_seconds: float, *, caught_up: bool = True) -> Sequence[Effect]:
         """Nothing is timed here."""
         return []
 

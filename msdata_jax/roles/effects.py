@@ -84,6 +84,9 @@ class Role(Protocol):
         """React to one message."""
         ...
 
-    def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
-        """Called about once a second with the time since `start`; for deadlines."""
+    def tick(self, elapsed_seconds: float, *, caught_up: bool = True) -> Sequence[Effect]:
+        """Called about once a second with the time since `start`; for deadlines.
+
+        `caught_up` says that no message waited just now, so that who was silent really was.
+        """
         ...

@@ -92,6 +92,10 @@ class Holdings:
         for done in [each for each in self._leaving if each <= step]:
             self.drop(self._leaving.pop(done))
 
+    def being_read(self, loader: int) -> list[BlockKey]:
+        """Blocks that a loader was told to read and did not report, the longest known first."""
+        return [self._key(block) for block in self._promised if self._owner[block] == loader]
+
     def lose(self, loader: int) -> list[BlockKey]:
         """A loader is gone: the blocks that it had or was reading, which now belong to nobody."""
         lost = [block for block, owner in self._owner.items() if owner == loader]

@@ -13,13 +13,16 @@ from msdata_jax.data_state import BadRecords, SourceFacts
 from msdata_jax.errors import LaunchError
 from msdata_jax.planning.graph import StreamState
 from msdata_jax.recipe import Recipe
-from msdata_jax.records import BadSample, info_dtype
+from msdata_jax.records import MAX_SUBSTITUTES, BadSample, info_dtype
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.announcing import order_to_forget
 from msdata_jax.roles.effects import Effect, Send
 from msdata_jax.roles.holdings import NOBODY, BlockKey, Holdings
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.streams import SourceStream
+
+MOST_SUSPECTS = 4
+"""Blocks that a loader reads at once, as a guess: those told first are read first."""
 
 
 class Leasing:
@@ -111,6 +114,7 @@ class Leasing:
                 content=self._recipe.content_of(name),
                 num_records=first[index].num_records,
                 fingerprint=first[index].fingerprint,
+                block_size=self._recipe.sources[name].block_size,
                 files=first[index].files,
             )
             for index, name in enumerate(self._names)
@@ -138,15 +142,25 @@ class Leasing:
                 bad=bad[index],
             )
             self.streams.append(stream)
-            replaces = self._recipe.sources[name].on_bad_sample == "replace"
             for start, position, reason in bad[index].verdicts:
-                # Blocks may be of another size now. A substitute that was tried may be behind its block.
-                key = self.holdings.block_of(index, start if replaces else position)
-                self._verdicts[key][position] = reason
+                for key in self._blocks_of_verdict(index, start, position):
+                    self._verdicts[key][position] = reason
         ahead = state.composed_ahead()
         for key in self.holdings.blocks_of(ahead):
             mine = [infos[self.holdings.in_block(infos, key)] for infos in ahead]
             self._to_compare[key] = np.unique(np.concatenate(mine))
+
+    def _blocks_of_verdict(self, source: int, start: int, position: int) -> set[BlockKey]:
+        """The blocks that a saved verdict is for: the one in which it fell.
+
+        Where blocks are of another size now (`start` is -1), every block in which the position may be tried:
+        its own, and under `replace` those for which it may be a substitute.
+        """
+        if start >= 0:
+            return {self.holdings.block_of(source, start)}
+        replaces = self._recipe.sources[self._names[source]].on_bad_sample == "replace"
+        first = max(position - MAX_SUBSTITUTES * replaces, 0)
+        return {self.holdings.block_of(source, each) for each in range(first, position + 1)}
 
     # --- leases -----------------------------------------------------------------------------------------
 
@@ -242,7 +256,7 @@ class Leasing:
         self.broken = (
             f"source {self._names[source]!r}, positions {start} to {last}: {what}; its data changed, or a "
             "transform is not a function of the record (a random one takes its generator, see "
-            "docs/architecture.md)"
+            "docs/architecture.md), or was changed under its name: give it another, and accept_changes=True"
         )
 
     def _forget_unneeded(
@@ -267,9 +281,8 @@ class Leasing:
         """
         self.lost[rank] = why
         self._readers.remove(rank)
-        for key in self.holdings.lose(rank):
-            if self.holdings.digest(*key) is None:
-                self._suspects.add(key)
+        self._suspects.update(self.holdings.being_read(rank)[:MOST_SUSPECTS])
+        self.holdings.lose(rank)
         effects: list[Effect] = []
         for source, loaders in enumerate(self._affinity):
             if rank in loaders:
@@ -300,7 +313,7 @@ class Leasing:
                 key
                 for key in self._verdicts
                 if self.holdings.owner(*key) is not None or not self.streams[key[0]].is_behind(key[1])
-            }
+            } | (self._verdicts.keys() & self.holdings.blocks_of(state.composed_ahead()))
             self._verdicts = defaultdict(dict, {key: self._verdicts[key] for key in known})
 
     def bad_records(self, state: StreamState) -> tuple[BadRecords, ...]:

@@ -176,11 +176,13 @@ class StateAfter:
         step: the step; one below the first step for the state before it.
         changed: leaves (`data_state.DataState.to_leaves`) that are new or other than before.
         removed: names of leaves that are gone.
+        notes: sentences for people, on what changed since the state that the job goes on from.
     """
 
     step: int
     changed: Mapping[str, bytes]
     removed: list[str]
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,13 +82,14 @@ class Planner:
         """Ask for every source to be opened."""
         return self._leasing.open_first()
 
-    def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
+    def tick(self, elapsed_seconds: float, *, caught_up: bool = True) -> Sequence[Effect]:
         """Refuse to wait for ever: for a loader that is silent, or for the start.
 
         Raises:
             LaunchError: somebody did not come in time.
         """
-        effects = [effect for rank, why in self._watch.tick() for effect in self._lose(rank, why)]
+        silent_ranks = self._watch.tick() if caught_up else ()
+        effects = [effect for rank, why in silent_ranks for effect in self._lose(rank, why)]
         if effects:
             return effects
         if elapsed_seconds < self._start_seconds:
@@ -176,6 +177,7 @@ class Planner:
             layout=join.layout,
             keeper=beginning.keeper,
             plan_digest=beginning.plan_digest,
+            notes=beginning.notes,
         )
         self._progress.begin(self._state.step)
         if self._is_skipping():

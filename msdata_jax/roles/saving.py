@@ -26,9 +26,11 @@ class BlockSaving:
         """Tell all loaders."""
         if isinstance(message, m.SaveBlocks):
             nothing = m.BlocksSaved(folder=message.folder, num_blocks=0, num_bytes=0, error="")
-            self._savings[message.folder] = _Saving(
-                asked_by=sender, waits_for=frozenset(loaders), total=nothing
-            )
+            saving = _Saving(asked_by=sender, waits_for=frozenset(loaders), total=nothing)
+            return [
+                *(Send(rank=rank, message=message) for rank in loaders),
+                *self._settle(message.folder, saving),
+            ]
         return [Send(rank=rank, message=message) for rank in loaders]
 
     def collect(self, loader: int, saved: m.BlocksSaved) -> list[Effect]:

@@ -67,7 +67,7 @@ class SavedBlocks(Protocol):
 
 
 OpenReader = Callable[[int, bool], Reader]
-"""Opens source number `i` of the recipe, or gives the reader that is open; True: in a child process.
+"""Gives the open reader of source number `i` of the recipe; True: another one, that reads in a child process.
 
 May be called on any thread. Raises MSDataError where the source does not open.
 """
@@ -99,11 +99,12 @@ class SourceLoader:
     ) -> None:
         self._saved_blocks = saved_blocks
         self._read_blocks: dict[tuple[int, int], m.BlockRead] = {}  # without samples, for checkpoints
+        self._num_at_hand = 0
         self._pinned: tuple[int, list[tuple[int, Block, int]]] = -1, []
         self._planner, self._others = placement.planner, placement.readers
         self._open_reader, self._process_figures, self._clock = open_reader, process_figures, clock
         self._source_names = source_names
-        self._readers: dict[tuple[int, bool], Reader] = {}
+        self._readers: dict[int, Reader] = {}
         self._samples: dict[SampleKey, Sample] = {}
         self._ordered: dict[int, list[SampleKey]] = {}
         self._reading: dict[tuple[int, int], _Reading] = {}
@@ -117,7 +118,7 @@ class SourceLoader:
         """Nothing: the planner speaks first."""
         return []
 
-    def tick(self, elapsed_seconds: float) -> Sequence[Effect]:
+    def tick(self, elapsed_seconds: float, *, caught_up: bool = True) -> Sequence[Effect]:
         """Tell the planner that this rank is alive, and what it has been reading for longest."""
         now = self._clock()
         under_way = [
@@ -179,22 +180,26 @@ class SourceLoader:
             files=dict(reader.file_digests()),
         )
 
-    def _reader(self, source: int, *, isolate: bool = False) -> Reader:
+    def _reader(self, source: int) -> Reader:
         """The open source; a lease may come before it was told to be opened, or while it is."""
-        reader = self._readers[source, isolate] = self._open_reader(source, isolate)
+        reader = self._readers[source] = self._open_reader(source, False)
         return reader
 
     def _read(self, reading: _Reading) -> m.BlockRead:
-        lease = reading.lease
-        reader = self._reader(lease.source, isolate=lease.isolate)
-        begin = reading.began = self._clock()
-        saved = self._saved_blocks.load(reader, lease) if lease.blocks and self._saved_blocks else None
-        if saved is not None:
-            self._num_restored += 1
-            block, digest = saved
-        else:
-            block = reader.read_block(lease.start, lease.stop, dict(lease.verdicts))
-            digest = digest_of(block)
+        lease, begin = reading.lease, self._clock()
+        reading.began = begin
+        reader = self._open_reader(lease.source, True) if lease.isolate else self._reader(lease.source)
+        try:
+            saved = self._saved_blocks.load(reader, lease) if lease.blocks and self._saved_blocks else None
+            if saved is not None:
+                self._num_restored += 1
+                block, digest = saved
+            else:
+                block = reader.read_block(lease.start, lease.stop, dict(lease.verdicts))
+                digest = digest_of(block)
+        finally:
+            if lease.isolate:
+                reader.close()
         return m.BlockRead(lease=lease, block=block, digest=digest, seconds=self._clock() - begin)
 
     def _save(self, message: m.SaveBlocks, blocks: Sequence[tuple[int, Block, int]]) -> m.BlocksSaved:
@@ -216,6 +221,8 @@ class SourceLoader:
                     self._samples[source, position, part] = sample
             if self._saved_blocks is not None and self._saved_blocks.keeps(source):
                 self._read_blocks[source, block.start] = replace(read, block=replace(block, samples=()))
+                if len(self._read_blocks) > 2 * self._num_at_hand + 64:
+                    self._num_at_hand = len(self._blocks_at_hand())  # which forgets the others
         ready = m.BlockReady(
             source=source,
             start=block.start,
@@ -235,8 +242,11 @@ class SourceLoader:
             self._pinned = message.step, self._blocks_at_hand()
             return []
         step, blocks = self._pinned
+        if step != message.step:
+            error = f"nothing is held for step {message.step}"
+            return self._tell(m.BlocksSaved(folder=message.folder, num_blocks=0, num_bytes=0, error=error))
         self._pinned = -1, []
-        return [Run(call=partial(self._save, message, blocks if step == message.step else []))]
+        return [Run(call=partial(self._save, message, blocks))]
 
     def _blocks_at_hand(self) -> list[tuple[int, Block, int]]:
         """Blocks of which a sample is left, with their digests; those that are forgotten are empty there."""
@@ -306,8 +316,8 @@ class SourceLoader:
 
     def _close(self, lost: Sequence[int]) -> Sequence[Effect]:
         figures = {
-            "sources": len({source for source, _ in self._readers}),
-            "open_files": {str(s): r.num_open_files for (s, _), r in list(self._readers.items())},
+            "sources": len(self._readers),
+            "open_files": {str(source): r.num_open_files for source, r in list(self._readers.items())},
             "read_seconds": round(self._read_seconds, 3),
             "samples": self._num_samples,
             "restored_blocks": self._num_restored,

@@ -25,6 +25,7 @@ class Standing:
         layout: the trainers' mesh.
         keeper: the rank that is told, the first training process.
         plan_digest: over the content of all steps that are planned, hex.
+        notes: sentences to send with the first message.
     """
 
     recipe: Recipe
@@ -32,6 +33,7 @@ class Standing:
     layout: MeshLayout
     keeper: int
     plan_digest: str
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Nothing was sent yet."""
@@ -66,11 +68,9 @@ class Standing:
         if not self._sent:
             changed |= saved.run_leaves()
         self._sent = leaves
-        return [
-            Send(
-                rank=self.keeper, message=m.StateAfter(step=state.step - 1, changed=changed, removed=removed)
-            )
-        ]
+        notes, self.notes = list(self.notes), ()
+        message = m.StateAfter(step=state.step - 1, changed=changed, removed=removed, notes=notes)
+        return [Send(rank=self.keeper, message=message)]
 
     def release(self, step: int) -> StreamState:
         """The state behind a step; nobody asks for one before any more."""

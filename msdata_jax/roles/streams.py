@@ -40,7 +40,8 @@ class SourceStream:
         bad: BadRecords = BadRecords(),  # noqa: B008 - frozen
     ) -> None:
         self._name, self._source = name, source
-        self._num_positions = None if repeat else num_records
+        # Where it stands in a later epoch, since it used to repeat, it ends there.
+        self._num_positions = None if repeat else max(num_records, last[0] + 1)
         self._num_records = num_records
         self._last = last
         self._known_to = self._leased_to = self._block_start(last[0])

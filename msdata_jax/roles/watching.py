@@ -17,6 +17,7 @@ class Watch:
         ranks: loaders and shadows.
         heartbeat_seconds: how long one may be silent; a tick is about a second.
         read_seconds: how long one block may take to read.
+        source_names: for messages.
     """
 
     def __init__(
@@ -24,7 +25,9 @@ class Watch:
         ranks: Sequence[int],
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         read_seconds: float = READ_SECONDS,
+        source_names: Sequence[str] = (),
     ) -> None:
+        self._source_names = source_names
         self._heartbeat_seconds, self._read_seconds = heartbeat_seconds, read_seconds
         self._silent_ticks = dict.fromkeys(ranks, 0)
         self._reading: dict[int, m.Heartbeat] = {}
@@ -53,7 +56,9 @@ class Watch:
         if self._silent_ticks[rank] > self._heartbeat_seconds:
             return f"it was silent for {self._heartbeat_seconds:g} s (--heartbeat-seconds)"
         if reading is not None and reading.seconds > self._read_seconds:
-            where = f"the block at position {reading.start} of source number {reading.source}"
+            named = dict(enumerate(map(repr, self._source_names)))
+            name = named.get(reading.source, f"number {reading.source}")
+            where = f"the block at position {reading.start} of source {name}"
             return (
                 f"it has been reading {where} for {reading.seconds:.0f} s, longer than "
                 f"{self._read_seconds:g} s (--read-seconds)"

@@ -10,13 +10,13 @@ from typing import Any
 from msdata_transport import Endpoint
 
 from msdata_jax.errors import JobFailed
-from msdata_jax.recipe import Recipe
+from msdata_jax.recipe import Recipe, Source
 from msdata_jax.roles.effects import Forget
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.planner import START_SECONDS, Planner
 from msdata_jax.roles.recording import Recorder
 from msdata_jax.roles.source_loader import Reader, SourceLoader
-from msdata_jax.roles.watching import Watch
+from msdata_jax.roles.watching import READ_SECONDS, Watch
 from msdata_jax.runtime.figures import process_figures
 from msdata_jax.runtime.loop import RoleLoop
 from msdata_jax.runtime.saved_blocks import BlockFolders
@@ -24,7 +24,9 @@ from msdata_jax.sources.isolation import IsolatedReader, open_reader
 from msdata_jax.sources.reader import SourceReader
 
 SUSPECT_SECONDS = 60.0
-"""How long a record may take that was being read when a loader was lost."""
+"""How long a record may take that was being read when a loader was lost, at most."""
+SUSPECT_SHARE = 16
+"""And at most such a part of the time in which a block must be read: a block is tried more than once."""
 
 OnFailure = Callable[[JobFailed], None]
 OnForget = Callable[[Forget], None]
@@ -68,24 +70,29 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
 class _Readers:
     """The open sources of a loader. A source is opened by whichever thread needs it first."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, read_seconds: float) -> None:
         self._recipe = recipe
-        self._readers: dict[tuple[int, bool], SourceReader | IsolatedReader] = {}
-        self._locks = defaultdict[tuple[int, bool], threading.Lock](threading.Lock)
+        self._suspect_seconds = min(SUSPECT_SECONDS, read_seconds / SUSPECT_SHARE)
+        self._readers: dict[int, SourceReader | IsolatedReader] = {}
+        self._locks = defaultdict[int, threading.Lock](threading.Lock)
 
     def open(self, index: int, isolate: bool) -> Reader:
-        """The reader of a source; with `isolate`, or where the source says so, in a child process."""
-        name = self._recipe.source_names[index]
-        source = self._recipe.sources[name]
-        if isolate and not source.isolate:
-            source = replace(source, isolate=True, sample_seconds=SUSPECT_SECONDS)
-        key = (index, source.isolate)
-        with self._locks[key]:
-            if key not in self._readers:
-                self._readers[key] = open_reader(
-                    name, index, source, seed=self._recipe.seed, columns=self._recipe.columns
-                )
-            return self._readers[key]
+        """The reader of a source.
+
+        With `isolate` one that reads in a child process, whatever the source says, for the caller to close.
+        """
+        source = self._recipe.sources[self._recipe.source_names[index]]
+        if isolate:
+            seconds = source.sample_seconds or self._suspect_seconds
+            return self._open(index, replace(source, isolate=True, sample_seconds=seconds))
+        with self._locks[index]:
+            if index not in self._readers:
+                self._readers[index] = self._open(index, source)
+            return self._readers[index]
+
+    def _open(self, index: int, source: Source) -> SourceReader | IsolatedReader:
+        name, recipe = self._recipe.source_names[index], self._recipe
+        return open_reader(name, index, source, seed=recipe.seed, columns=recipe.columns)
 
     def close(self) -> None:
         """Close them all."""
@@ -99,10 +106,11 @@ def run_loader(
     endpoint: Endpoint,
     *,
     num_threads: int,
+    read_seconds: float = READ_SECONDS,
     on_failure: OnFailure | None = None,
 ) -> Mapping[str, Any]:
     """Serve the sources until the planner says stop. Raises JobFailed."""
-    readers = _Readers(recipe)
+    readers = _Readers(recipe, read_seconds)
     blocks = BlockFolders(recipe, endpoint.rank)
     role = SourceLoader(
         placement, readers.open, process_figures, time.perf_counter, recipe.source_names, blocks

@@ -69,6 +69,7 @@ class RoleLoop:
         self._finish: Finish | None = None
         self._failure: JobFailed | None = None
         self._failed_at = 0.0
+        self._num_received = 0
 
     def post(self, message: m.RoleMessage) -> None:
         """Give the role a message from its own rank. May be called from any thread."""
@@ -92,7 +93,8 @@ class RoleLoop:
                 now = time.monotonic()
                 if now >= next_tick:
                     next_tick = now + TICK_SECONDS
-                    self._guarded(lambda: self._role.tick(now - begin))  # noqa: B023 - called at once
+                    caught_up = self._is_caught_up()
+                    self._guarded(lambda: self._role.tick(now - begin, caught_up=caught_up))  # noqa: B023
                     self._check_failure(now)
         finally:
             self._workers.close(WORKER_SECONDS)
@@ -113,12 +115,21 @@ class RoleLoop:
             return
         self._guarded(lambda: self._receive(max(timeout_seconds, 0.0)))
 
+    def _is_caught_up(self) -> bool:
+        """Whether no message waits; one that does is handled."""
+        before = self._num_received
+        self._guarded(lambda: self._receive(0.0))
+        return self._num_received == before and not self._inbox
+
     def _receive(self, timeout_seconds: float) -> Sequence[Effect]:
         try:
             received = self._endpoint.receive(timeout_seconds)
         except TooLate:
             return []
-        return [] if received is None else self._role.handle(received[0], wire.decode(received[1]))
+        if received is None:
+            return []
+        self._num_received += 1
+        return self._role.handle(received[0], wire.decode(received[1]))
 
     def _guarded(self, step: Callable[[], Sequence[Effect]]) -> None:
         """Run one step of the role; tell the planner where it raises."""

@@ -131,9 +131,10 @@ class TrainerSide:
                 continue
             if saved.folder == folder:
                 return saved
-        return m.BlocksSaved(
-            folder=folder, num_blocks=0, num_bytes=0, error="no answer from the loaders in time"
-        )
+        error = "the loaders did not answer in time"
+        if not self._thread.is_alive():
+            error = "the DataLoader was closed before the loaders had written them: wait for the save first"
+        return m.BlocksSaved(folder=folder, num_blocks=0, num_bytes=0, error=error)
 
     def fail(self, message: str) -> None:
         """Tell the job that the trainer cannot go on, and wait until it heard."""

@@ -90,7 +90,8 @@ class BlockStore:
 
 
 def _open(tensorstore: Any, folder: Path) -> Any:
-    return tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{folder.absolute()}/"}).result()
+    base = {"driver": "file", "path": f"{folder.absolute()}/"}  # a URL would change some paths
+    return tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
 
 
 def _decode(data: memoryview, dtype: np.dtype) -> Block:
@@ -104,4 +105,6 @@ def _decode(data: memoryview, dtype: np.dtype) -> Block:
         at += len(view)
 
     header, num_bytes = receive_header(receive)
+    if num_bytes > len(data) - at:
+        raise BrokenFrame(f"the block says {num_bytes} bytes follow, and {len(data) - at} do")
     return receive_block(header, num_bytes, dtype, receive)

@@ -80,8 +80,12 @@ class Child:
         finally:
             os.close(requests)
             os.close(replies)
-        with contextlib.suppress(OSError, AttributeError):  # without, the end of the pipe tells
+        try:
             self._pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:  # it has ended and was reaped; its number may be another one's by now
+            self._is_reaped = True
+        except (OSError, AttributeError):  # without, the end of the pipe tells
+            pass
 
     @property
     def is_alive(self) -> bool:
@@ -131,7 +135,10 @@ class Child:
             if self._is_reaped or os.getpid() != self._owner:
                 return
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                if self._pidfd >= 0:  # its number may be another process's, where SIGCHLD is ignored
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                else:
+                    os.kill(self.pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):  # somebody else has reaped it
                 self._status = os.waitpid(self.pid, 0)[1]
             self._is_reaped = True

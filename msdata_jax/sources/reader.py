@@ -11,6 +11,7 @@ import numpy as np
 
 from msdata_jax.errors import BadSampleError, MSDataError, SourceError
 from msdata_jax.recipe import Source
+from msdata_jax.records import MAX_SUBSTITUTES as MAX_SUBSTITUTES
 from msdata_jax.records import BadSample, Block, Sample, default_measure, info_dtype
 from msdata_jax.sources.files import open_files
 from msdata_jax.sources.memory import MemoryRecords
@@ -20,9 +21,6 @@ from msdata_jax.sources.retrying import RetryingRecords
 from msdata_jax.sources.samples import to_sample
 from msdata_jax.sources.transforms import Chain
 from msdata_jax.sources.watch import Phase, Watch
-
-MAX_SUBSTITUTES = 16
-"""How many positions after a bad one are tried for a substitute under policy `replace`."""
 
 NO_VERDICTS: Mapping[int, str] = MappingProxyType({})
 

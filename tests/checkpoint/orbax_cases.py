@@ -3,8 +3,10 @@
 A process that has JAX must not fork, and other tests fork.
 """
 
+import os
 import re
 import resource
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +110,34 @@ def test_v0_max_to_keep_in_place_of_the_policy_is_an_error(tmp_path: Path) -> No
         with pytest.raises(CheckpointError, match=r"step 1 was saved with KeepBases.*preservation_policy"):
             save_v0(manager, 2, bases)
     assert assert_exact(tmp_path) == [1]
+
+
+def test_v0_the_manager_is_checked_before_a_save_begins(tmp_path: Path) -> None:
+    """Where the earlier save is done: within a save, the error leaves threads of orbax behind."""
+    bases = KeepBases(LatestN(2), full_every=4)
+    with open_v0(tmp_path, max_to_keep=2) as manager:
+        save_v0(manager, 1, bases)
+        manager.wait_until_finished()
+        with pytest.raises(CheckpointError, match=r"step 1 was saved with KeepBases.*preservation_policy"):
+            DataSave(Stand(STATES[2]), bases)
+
+
+def test_an_error_within_a_save_does_not_keep_the_process(tmp_path: Path) -> None:
+    """orbax's threads of the other item wait for a directory, which is made though the process ends."""
+    program = (
+        "import sys; from pathlib import Path; from checkpoint.orbax_cases import *\n"
+        "with open_v0(Path(sys.argv[1])) as manager: save_v0(manager, 1, Failing())"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(2):
+        done = subprocess.run(line, env=env, timeout=100, capture_output=True, text=True, check=False)
+        assert "CheckpointError: fails" in done.stderr
+
+
+class Failing(KeepBases):
+    def begin(self, step: Path) -> None:
+        raise CheckpointError("fails")
 
 
 def test_v0_a_policy_that_no_save_is_given_is_an_error(tmp_path: Path) -> None:

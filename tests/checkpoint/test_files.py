@@ -3,8 +3,10 @@
 import contextlib
 import hashlib
 import json
+import os
 import re
 import struct
+import zlib
 from pathlib import Path
 
 import msgpack
@@ -23,6 +25,7 @@ from msdata_jax.checkpoint.files import (
     encode_full,
     read_file,
     read_head,
+    stored_digest,
     write_file,
 )
 from msdata_jax.checkpoint.finding import find_states, load_leaves, load_state
@@ -159,6 +162,16 @@ def test_any_leaf_changed_with_a_right_checksum(data: st.DataObject) -> None:
         DataState.from_leaves(decode(encode_full(leaves, 3), "x").leaves)
 
 
+def test_a_packed_leaf_is_no_larger_than_any_that_is_written() -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = packer.compress(bytes(2 << 20)) + packer.flush()
+    leaves = [["step", 1, len(packed), 2 << 20]]
+    head = msgpack.packb({"step": 1, "created": 1, "base": ["3", "00"], "leaves": leaves, "removed": []})
+    body = struct.pack("<8sII", b"msdstate", 1, len(head)) + head + packed
+    with pytest.raises(CheckpointError, match="cannot hold"):
+        decode(body + hashlib.sha256(body).digest(), "x", LEAVES[2])
+
+
 def test_no_size_is_believed() -> None:
     """A leaf that says it is huge is refused before room is made for it."""
     head = {
@@ -234,6 +247,7 @@ def test_a_wrong_file_says_what_is_wrong_and_which_steps_are_left(
         load_state(root / step / "data")
     assert str(root / step / "data") in str(error.value)
     assert str(error.value).endswith(f"restore a step that can be read: {', '.join(left)}")
+    assert str(error.value).count("restore") == 1
 
 
 @pytest.mark.parametrize(("how", "message"), WRONG_BASE)
@@ -288,3 +302,16 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == [FILE_NAME]
     with pytest.raises(CheckpointError, match=r"cannot be written: .*make room or give another folder"):
         write_file(tmp_path / "nowhere" / FILE_NAME, FULL)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        write_file(Path("/dev/null") / FILE_NAME, FULL)
+
+
+def test_a_pipe_or_device_is_no_file(root: Path) -> None:
+    path = item(root, "6")
+    for make in (lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), path.mkdir):
+        path.unlink()
+        make()
+        for read in (read_file, read_head, lambda path: load_state(path.parent)):
+            with pytest.raises(CheckpointError, match="no regular file"):
+                read(path)
+        assert stored_digest(path) is None

@@ -1,7 +1,10 @@
+import fcntl
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from msdata_transport import RunFolder
 
 from msdata_jax.cli import checks
 from msdata_jax.cli.checks import Check
@@ -88,6 +91,47 @@ def test_leftovers_are_old_ours_and_unmapped(tmp_path: Path) -> None:
     assert gone.status == "OK"
     assert gone.detail.startswith("removed 1 files")
     assert sorted(path.name for path in shm.iterdir()) == ["mpich_shm_used", "other"]
+
+
+def test_run_folders_that_are_left_are_old_ours_and_used_by_nobody(tmp_path: Path) -> None:
+    processes, process, parent = tmp_path / "proc", tmp_path / "proc" / "17", tmp_path / "tmp"
+    process.mkdir(parents=True)
+    parent.mkdir()
+    names = ("msdata_used1234", "msdata_left1234", "msdata_held1234", "msdata_notes123", "msdata_other", "x")
+    for name in (*names, "msdata_open1234"):
+        (parent / name).mkdir(mode=0o755 if name == "msdata_open1234" else 0o700)
+        (parent / name / "formed").touch()
+    (parent / "msdata_left1234" / "guard-1.sock").touch()
+    (parent / "msdata_notes123" / "notes.txt").touch()
+    (parent / "msdata_link1234").symlink_to(parent / "x")
+    environ = f"A=1\0MSDATA_RUN_FOLDER={parent}/msdata_used1234\0B=2\0"
+    (process / "environ").write_text(environ)
+    now = parent.stat().st_mtime
+    held = os.open(parent / "msdata_held1234", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    assert checks.check_run_folders([parent], processes, now=now + 1).status == "OK"
+    old = checks.check_run_folders([parent], processes, now=now + 3600)
+    assert (old.status, old.way_out) == ("WARNING", "msdata doctor --remove-leftovers")
+    before = {path.name for path in parent.iterdir()}
+    gone = checks.check_run_folders([parent], processes, now=now + 3600, remove=True)
+    os.close(held)
+    assert gone.detail.startswith("removed 1 folders")
+    assert before - {path.name for path in parent.iterdir()} == {"msdata_left1234"}
+
+
+def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    assert "in /tmp" in checks.check_run_folders().detail
+
+
+def test_the_folder_of_a_job_that_runs_is_not_left() -> None:
+    with RunFolder.temporary() as made:
+        env = {**os.environ, "MSDATA_RUN_FOLDER": made.path}
+        with subprocess.Popen(["sleep", "60"], env=env) as process:
+            assert Path(made.path).name in checks._folders_of_processes(checks.PROCESSES)
+            process.kill()
+        assert RunFolder(made.path).is_held
 
 
 @pytest.mark.parametrize(

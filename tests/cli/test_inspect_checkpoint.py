@@ -1,6 +1,7 @@
 """`msdata inspect` on checkpoints of real streams; the directories are those that orbax leaves."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,10 +12,11 @@ from checkpoint.states import play
 from click.testing import CliRunner
 
 from msdata_jax.checkpoint.files import FILE_NAME
+from msdata_jax.checkpoint.journal import JournalWriter
 from msdata_jax.checkpoint.writer import Writer
 from msdata_jax.cli.inspect_log import command
 from msdata_jax.data_state import BadRecords
-from msdata_jax.errors import CheckpointError
+from msdata_jax.errors import CheckpointError, PlanError
 from msdata_jax.planning.mixing import WEIGHT_SCALE
 from msdata_jax.records import BadSample
 
@@ -102,6 +104,56 @@ def test_what_is_wrong_is_said(root: Path, tmp_path_factory: pytest.TempPathFact
     assert "step 4: " in inspect(root)
     with pytest.raises(CheckpointError, match="can be read: 2, 6"):
         inspect(root, "--step", "4")
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_damaged_step_is_marked_and_told_behind_the_table(root: Path, step: int) -> None:
+    """The newest, or its base."""
+    file = root / str(step) / "data" / FILE_NAME
+    data = file.read_bytes()
+    file.write_bytes(data[:-40] + bytes([data[-40] ^ 1]) + data[-39:])
+    done = CliRunner().invoke(command, [str(root)])
+    assert isinstance(done.exception, CheckpointError)
+    assert "cut off or damaged" in str(done.exception)
+    assert "cut off or damaged" not in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if " data " in line]
+    assert [(row[0], row[2]) for row in rows] == [("2", "full"), ("4", "delta"), ("6", "unreadable")]
+    result = json.loads(CliRunner().invoke(command, [str(root), "--json"]).stdout)
+    assert result["states"] == []
+    assert "cut off or damaged" in result["steps"][2]["problem"]
+
+
+def test_a_step_that_is_not_finished_is_told(tmp_path: Path) -> None:
+    (tmp_path / "7.orbax-checkpoint-tmp" / "data").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"7\.orbax-checkpoint-tmp: its save was never finished"):
+        inspect(tmp_path)
+
+
+def test_a_path_that_is_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="no such file; give the path of a plan log or of checkpoints"):
+        inspect(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / FILE_NAME)
+    with pytest.raises(PlanError, match="no regular file"):
+        inspect(tmp_path / FILE_NAME)
+    with pytest.raises(CheckpointError, match="no regular file"):
+        CliRunner().invoke(command, [str(tmp_path)], catch_exceptions=False)
+
+
+def test_a_journal_counts_the_steps_taken(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path)
+    for state in STATES[2:6]:
+        writer.append(state.to_leaves(), state.step)
+    writer.close()
+    taken = [state.step - 1 for state in STATES[2:6]]
+    result = json.loads(inspect(tmp_path, "--step", str(taken[1]), "--json"))
+    assert (result["steps"][0]["first_step"], result["steps"][0]["last_step"]) == (taken[0], taken[-1])
+    assert [(each["step"], each["next_step"]) for each in result["states"]] == [(taken[1], taken[1] + 1)]
+    with pytest.raises(CheckpointError, match=rf"no state of step 70; .* steps {taken[0]} to {taken[-1]}$"):
+        inspect(tmp_path, "--step", "70")
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(CheckpointError, match="no frame"):
+        inspect(tmp_path)
 
 
 def test_it_loads_neither_orbax_nor_jax(root: Path) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import pty
+import re
 import shlex
 import signal
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+from msdata_transport import run_folder
 
 from msdata_jax.cli import launch, serve
 from msdata_jax.errors import PlanError
@@ -149,8 +152,9 @@ time.sleep(60)
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_kills_what_does_not_listen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture, number: signal.Signals
 ) -> None:
     monkeypatch.setattr(launch, "STOP_SECONDS", 0.1)
     monkeypatch.setattr(launch, "remove_new_segments", lambda before: None)
@@ -160,15 +164,58 @@ def test_an_interrupt_kills_what_does_not_listen(
         deadline = time.monotonic() + 30
         while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     begin = time.monotonic()
-    assert launch.run_until_done([sys.executable, "-c", DEAF, str(ready)]) == 128 + signal.SIGINT
+    assert launch.run_until_done([sys.executable, "-c", DEAF, str(ready)]) == 128 + number
     assert time.monotonic() - begin < 30
     thread.join()
     assert "interrupted" in capfd.readouterr().err
+
+
+def test_under_nohup_the_job_outlives_its_terminal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(launch, "remove_new_segments", lambda before: None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        program = "import os, signal; os.kill(os.getppid(), signal.SIGHUP)"
+        assert launch.run_until_done([sys.executable, "-c", program]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+CLOSED = """
+import sys
+from msdata_jax.cli.launch import run_until_done
+program = "import os, sys, time; print('READY', os.environ['MSDATA_RUN_FOLDER'], flush=True); time.sleep(60)"
+status = run_until_done([sys.executable, "-c", program])
+open(sys.argv[1], "w").write(str(status))
+sys.exit(status)
+"""
+
+
+def test_a_closed_terminal_leaves_nothing(tmp_path: Path) -> None:
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", CLOSED, str(tmp_path / "status")])
+    shown = b""
+    while not (found := re.search(rb"READY (\S+)\r?\n", shown)):
+        shown += os.read(terminal, 4096)
+    assert Path(os.fsdecode(found[1])).is_dir()
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGHUP
+    assert (tmp_path / "status").read_text() == "129"
+    assert not Path(os.fsdecode(found[1])).exists()
+
+
+def test_no_room_for_a_run_folder_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(run_folder, "_LONGEST_PATH", 1000)
+    with pytest.raises(launch.LaunchError, match=r"no folder for the job can be made: .*; set TMPDIR to one"):
+        launch.run_until_done([sys.executable, "-c", "pass"])
 
 
 def test_a_training_script_that_is_not_there_is_told_before_any_rank_starts(tmp_path: Path) -> None:

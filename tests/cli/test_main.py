@@ -18,6 +18,8 @@ def test_help_names_the_commands() -> None:
     assert done.returncode == 0
     for name in ("launch", "serve", "doctor", "bench"):
         assert f"\n  {name}" in done.stdout
+    for status in ("130", "143", "129"):
+        assert status in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_dry_run_prints_the_command_of_each_role(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     line = shlex.split(done.stdout)
-    groups = [list(group) for group in _split(line[1:], ":")]
+    groups = [list(group) for group in _split(line[line.index("-n") :], ":")]
     assert Path(line[0]).name == "mpiexec"
     assert [group[:2] for group in groups] == [["-n", "1"], ["-n", "3"], ["-n", "2"]]
     assert groups[0][-2:] == ["planner", "no_recipe.py"]

@@ -1,5 +1,6 @@
 """Real jobs under mpiexec whose ranks are killed and stopped: training gets every byte all the same."""
 
+import json
 import os
 import signal
 import subprocess
@@ -59,6 +60,17 @@ def test_a_job_whose_planner_or_trainer_died_goes_on_from_the_journal(
     assert steps[: len(first)] == first
     assert dict(steps) == peaceful.steps
     assert [step for step, _ in steps] == list(range(STEPS))
+
+
+def test_a_record_that_kills_its_loader_costs_one_loader_and_itself(tmp_path: Path) -> None:
+    job = Job(tmp_path, MSDATA_CHAOS_POISON="123")
+    with job.running() as process:
+        assert process.wait(2 * LOST_SECONDS) == 0, job.output
+    assert len(job.steps()) == STEPS
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert len(figures["lost"]) == 1
+    assert figures["sources"]["short"]["bad_samples"] >= 1
+    assert all("SIGKILL" in reason for _, _, reason in figures["sources"]["short"]["bad"])
 
 
 def test_when_no_loader_is_left_the_trainer_is_told_within_seconds(tmp_path: Path) -> None:

@@ -371,7 +371,8 @@ def test_bad_samples_are_counted_up_to_a_state():
     ("block_size", "expected"), [(8, [[], [9, 12]]), (4, [[], [], [9], [12]]), (32, [[9, 12]])]
 )
 def test_saved_verdicts_find_their_block_though_blocks_are_of_another_size_now(block_size, expected):
-    saved = BadRecords(verdicts=tuple((8, position, why) for position, why in VERDICTS))
+    start = 8 if block_size == 8 else -1  # as `changes` says it of blocks of another size
+    saved = BadRecords(verdicts=tuple((start, position, why) for position, why in VERDICTS))
     job = Played("a", loaders=1, bad=(saved,), on_bad_sample="skip", block_size=block_size)
     leases = [job.lease(0, 1) for _ in expected]
     assert [[position for position, _ in lease.verdicts] for lease in leases] == expected
@@ -381,3 +382,9 @@ def test_a_substitute_that_was_tried_is_known_to_the_block_that_tried_it():
     saved = BadRecords(verdicts=((8, 16, "crashed"),))
     job = Played("a", loaders=1, bad=(saved,), on_bad_sample="replace")
     assert [job.lease(0, 1).verdicts for _ in range(3)] == [[], [(16, "crashed")], []]
+
+
+def test_where_blocks_are_smaller_now_every_block_that_may_try_a_position_knows_its_verdict():
+    saved = BadRecords(verdicts=((-1, 6, "crashed"),))
+    job = Played("a", loaders=1, bad=(saved,), on_bad_sample="replace", block_size=4)
+    assert [job.lease(0, 1).verdicts for _ in range(3)] == [[(6, "crashed")], [(6, "crashed")], []]

@@ -158,7 +158,7 @@ def test_changes_inside_a_window_are_refused_also_where_they_are_accepted():
     recipe = make_recipe(weights={"a": 2, "b": 1}, graph=GRAPHS["regroup"])
     states = leaves_of(whole_job(recipe))
     other = replace(recipe, seed=5)
-    with pytest.raises(RecipeError, match=r"steps up to 5 are composed already.*change them at step 6"):
+    with pytest.raises(RecipeError, match=r"steps up to 5 are composed already.*change that at step 6"):
         start_job(other, **joining(states[3], accept_changes=True))
     job = play(start_job(other, num_steps=NUM_STEPS, **joining(states[5], accept_changes=True)))
     assert [step for step, _ in digests(job)] == [6, 7]

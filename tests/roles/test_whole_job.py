@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle import oracle_steps
 from roles.played import make_placement
@@ -111,7 +111,6 @@ def draw_kills(data: st.DataObject, ranks: tuple[int, ...], num_survivors: int) 
 
 
 @given(st.data())
-@settings(max_examples=100)
 def test_the_same_steps_whoever_dies_and_wherever_it_goes_on(data: st.DataObject) -> None:
     kind, trainers = data.draw(st.sampled_from(sorted(GRAPHS))), data.draw(st.integers(1, 2))
     wanted, wanted_leaves = undisturbed(kind, trainers)
@@ -151,7 +150,6 @@ def test_the_same_steps_whoever_dies_and_wherever_it_goes_on(data: st.DataObject
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_the_data_end_at_one_step_everywhere_where_nobody_can_read_any_more(data: st.DataObject) -> None:
     kind, trainers = data.draw(st.sampled_from(sorted(GRAPHS))), data.draw(st.integers(1, 2))
     wanted, _ = undisturbed(kind, trainers)

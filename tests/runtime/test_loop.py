@@ -201,7 +201,7 @@ class Scripted:
             return [Send(rank=1, message=message)]
         return self._handle(sender, message)
 
-    def tick(self, elapsed_seconds):
+    def tick(self, elapsed_seconds, *, caught_up=True):
         return self._tick(elapsed_seconds) if self._tick else []
 
 

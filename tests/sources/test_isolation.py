@@ -338,6 +338,20 @@ def test_a_child_that_was_killed_while_idle_is_started_anew(isolated):
     assert len(children() - {pid}) == 1
 
 
+def test_a_child_is_not_killed_by_its_number(isolated, monkeypatch):
+    """Which is another process's once it was reaped, as where SIGCHLD is ignored."""
+    reader = isolated(DATA)
+    reader.read_block(0, 9)
+    [pid] = children()
+
+    def kill(number, _signal):
+        raise AssertionError(f"{number} is killed by its number")
+
+    monkeypatch.setattr(os, "kill", kill)
+    reader.close()
+    assert pid not in children()
+
+
 def test_close_ends_a_read_that_hangs(isolated, tmp_path):
     started, errors = tmp_path / "started", []
     os.mkfifo(started)

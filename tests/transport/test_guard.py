@@ -189,6 +189,16 @@ def test_an_expendable_rank_that_is_told_to_end_leaves_no_guard(start) -> None:
     assert not is_running(child)
 
 
+@pytest.mark.parametrize("options", [(), ("--vital",)])
+def test_a_guard_that_is_told_to_end_is_quiet(start, folder: RunFolder, options: tuple[str, ...]) -> None:
+    folder.announce_formed()
+    guarded = start(SLEEPS, *options, rank=2, folder=folder)
+    guarded.read_pid()
+    guarded.process.terminate()
+    assert guarded.wait() == 128 + signal.SIGTERM
+    assert guarded.read_errors() == ""
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_the_death_of_an_expendable_rank_is_reported_and_hidden(
     start, folder: RunFolder, planner: Planner, number: signal.Signals
@@ -335,7 +345,7 @@ guard.wait()
 @pytest.mark.parametrize("dead_first", [False, True])
 def test_a_guard_goes_with_its_launcher(dead_first: bool) -> None:
     line = [sys.executable, "-c", LAUNCHER, IS_DEAF]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as launcher:
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
         if dead_first:
             child = next(pid for pid in pids if parent_of(pid) in pids)
@@ -343,6 +353,8 @@ def test_a_guard_goes_with_its_launcher(dead_first: bool) -> None:
         launcher.kill()
         for pid in pids:
             wait_until_gone(pid)
+        said = "msdata: a rank is lost: killed by signal 9\n" if dead_first else ""
+        assert launcher.stderr.read() in ("", said)
 
 
 def parent_of(pid: int) -> int:

@@ -42,6 +42,27 @@ def test_its_path_is_short_where_temporary_paths_are_long(
         pass
 
 
+def test_the_length_of_its_path_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wide = tmp_path / ("\u4f60" * 30)
+    wide.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(wide))
+    with RunFolder.temporary() as made, made.listen_as_guard(1_000_000):
+        pass
+
+
+def test_it_is_held_while_its_maker_or_a_vital_guard_lives(folder: RunFolder, tmp_path: Path) -> None:
+    assert folder.is_held
+    left = RunFolder(tmp_path)
+    assert not left.is_held
+    line = [sys.executable, "-c", HOLDER, left.path]
+    with subprocess.Popen(line, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"holds\n"
+        assert left.is_held
+        holder.kill()
+        holder.wait(20)
+    assert not left.is_held
+
+
 def test_deaths_reach_the_planner(folder: RunFolder) -> None:
     assert not folder.report_death(3, "killed by signal 9")
     heard: queue.Queue[tuple[int, str]] = queue.Queue()

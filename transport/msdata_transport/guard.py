@@ -76,14 +76,14 @@ class Guard:
             return code if self._vital else 0
         how = describe_exit(code)
         if self._vital or (self._folder is not None and not self._folder.is_formed):
-            if code < 0 and not self._told_to_end:  # with a status it has shown its own message
+            if code < 0 and not self._is_ending():  # with a status it has shown its own message
                 self._say(f"failed: {how}")
             self._release()
             self._end_job(code if code > 0 else 128 - code, self._rank, how)
         told = (
             self._folder is not None and self._rank is not None and self._folder.report_death(self._rank, how)
         )
-        if not told:  # else the planner says so
+        if not told and not self._is_ending():  # else the planner says so
             self._say(f"is lost: {how}")
         self._linger()
         return 128 + self._told_to_end if self._told_to_end else 0
@@ -141,6 +141,10 @@ class Guard:
             os.read(self._wake, 4096)
         event = receive_event(self._socket) if self._socket else None
         return event.get("event") if event else None
+
+    def _is_ending(self) -> bool:
+        """Whether this guard was told to end, or is left without launcher: its rank's death is no news."""
+        return bool(self._told_to_end) or self._is_orphan()
 
     def _is_orphan(self) -> bool:
         return os.getppid() != self._launcher

@@ -1,7 +1,7 @@
 # pyright: strict
 """The run folder: how a job's planner and the guards around its ranks talk, on one host and without MPI.
 
-A private folder that `msdata launch` makes and names in `MSDATA_RUN_FOLDER`. In it:
+A private folder that `msdata launch` makes, names in `MSDATA_RUN_FOLDER` and locks while it lives. In it:
 
 | file | made by | says |
 |---|---|---|
@@ -25,6 +25,8 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, cast
 
 VARIABLE = "MSDATA_RUN_FOLDER"
+PREFIX = "msdata_"
+"""Of the names of run folders in the folder for temporary files."""
 MAX_DATAGRAM_BYTES = 1024
 REPORT_SECONDS = 5.0
 """How long a report of a death may wait for room in the planner's socket."""
@@ -49,16 +51,34 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def temporary(cls) -> "Generator[RunFolder]":
-        """Make a folder that only this user may enter; it is removed in the end."""
+        """Make a folder that only this user may enter; it is removed in the end.
+
+        Raises:
+            OSError: there is no folder for temporary files, or no room in it.
+        """
         import shutil
         import tempfile
 
         parent = tempfile.gettempdir()
-        path = tempfile.mkdtemp(prefix="msdata_", dir=parent if len(parent) < _LONGEST_PATH - 20 else "/tmp")
+        is_short = len(os.fsencode(parent)) < _LONGEST_PATH - 20
+        path = tempfile.mkdtemp(prefix=PREFIX, dir=parent if is_short else "/tmp")
+        held = _lock_folder(path)
         try:
             yield cls(path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            if held is not None:
+                os.close(held)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the process that made it lives, or the guard of a vital rank."""
+        try:
+            locked = [self.path]
+            locked += [self._file(name) for name in os.listdir(self.path) if name.startswith("vital-")]
+            return not all(_is_unlocked(path) for path in locked)
+        except OSError:  # it is going just now, or cannot be looked into
+            return True
 
     def announce_formed(self) -> None:
         """Say that all ranks have joined. The planner listens for deaths before it says so."""
@@ -226,6 +246,21 @@ def receive_event(sock: socket.socket) -> dict[str, Any] | None:
         return _decode(sock.recv(MAX_DATAGRAM_BYTES + 1))
     except OSError:
         return None
+
+
+def _lock_folder(path: str) -> int | None:
+    """Show that a folder is in use while this process lives; None where the file system has no locks."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
+    return None
 
 
 def _is_unlocked(path: str) -> bool:
