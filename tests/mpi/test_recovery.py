@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs_runner import JOBS, environment, launch_line
 
 from benchmarks import chaos
 
@@ -84,6 +85,44 @@ def test_when_no_loader_is_left_the_trainer_is_told_within_seconds(tmp_path: Pat
     assert time.monotonic() - begin < 20
     assert "no source loader is left (rank" in job.output
     assert "killed by signal 9" in job.output
+
+
+@pytest.mark.multiprocess
+def test_two_jax_trainers_get_every_byte_though_a_loader_is_killed(job_data: Path, tmp_path: Path) -> None:
+    runs = []
+    for name in ("peaceful", "troubled"):
+        out, saves = tmp_path / name, tmp_path / f"{name}_checkpoints"
+        out.mkdir()
+        train = [str(JOBS / "train_and_save.py"), "20", str(out), str(saves), "v0"]
+        line = launch_line(3, 2, *train, options=("--shadows", "1"))
+        env = environment(job_data, MSDATA_TEST_TRAINERS="2", MSDATA_TEST_MARK=str(out))
+        with (out / "output").open("wb") as output:
+            process = subprocess.Popen(line, env=env, stdout=output, stderr=output)
+        deadline = time.monotonic() + 2 * LOST_SECONDS
+        while name == "troubled" and not (saves / "6").exists():
+            assert process.poll() is None, (out / "output").read_text()
+            assert time.monotonic() < deadline, (out / "output").read_text()
+            time.sleep(0.005)  # between two looks
+        if name == "troubled":
+            os.kill(min(loaders_of(str(out))), signal.SIGKILL)
+        assert process.wait(4 * LOST_SECONDS) == 0, (out / "output").read_text()
+        runs.append([json.loads((out / f"process{i}.json").read_text()) for i in range(2)])
+    assert "1 loader was lost and replaced: rank" in (tmp_path / "troubled" / "output").read_text()
+    assert len(runs[0][0]) == 20
+    assert runs[0] == runs[1]
+
+
+def loaders_of(mark: str) -> list[int]:
+    """Process ids of the loaders of a job, not of their guards."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if mark.encode() in (folder / "environ").read_bytes() and b"msdata_transport.guard" not in words:
+                found += [int(folder.name)] * (b"loader" in words)
+        except OSError:  # gone meanwhile
+            continue
+    return found
 
 
 class Job:

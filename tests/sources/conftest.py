@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -146,10 +147,9 @@ def broken_images():
     debian_packages = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, debian_packages)
     spec.loader.exec_module(debian_packages)
-    try:
-        [package] = debian_packages.fetch([["gdk-pixbuf-tests"]], root / "out" / "debs")
-    except debian_packages.PackageError as error:
-        pytest.skip(str(error))
+    if shutil.which("apt-get") is None:
+        pytest.skip("the malformed images come from a Debian package")
+    [package] = debian_packages.fetch([["gdk-pixbuf-tests"]], root / "out" / "debs")
     pattern = r"\.(jpg|jpeg|png|gif|bmp|tif|tiff|tga|ppm|ico|webp)$"
     files = debian_packages.read_files(package.path, pattern)
     return dict(enumerate((os.path.basename(name), content) for name, content in files))
