@@ -330,8 +330,9 @@ class DataLoader:
         """Begin with this step, on every training process alike, before the first step.
 
         At once, in the time of one step, where steps follow from their number alone: `pad`, samples as the
-        unit, `repeat`, and sources that say `one_per_record`. Otherwise planner and loaders go through the
-        steps before: every record until there is read, transformed and measured once, and nothing is sent.
+        unit, `repeat`, and sources that say `one_per_record` and have no `max_bad_samples`. Otherwise planner
+        and loaders go through the steps before: every record until there is read, transformed and measured
+        once, and nothing is sent. Of `restore` and `skip_to`, the later step counts.
 
         Raises:
             CheckpointError: steps are under way already, or the step is behind where the loader stands.
