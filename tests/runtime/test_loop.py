@@ -267,3 +267,31 @@ def test_a_worker_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatc
     assert Thread(RoleLoop(role, endpoint).run).join() == {}
     assert time.monotonic() - begin < 5
     never.set()
+
+
+@pytest.mark.parametrize("waiting", [0, 3, 64, 200])
+def test_a_tick_says_whether_messages_wait_that_nobody_looked_at(
+    monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    """They wait while the first one is handled; a few are handled, of a backlog nobody knows the end."""
+    monkeypatch.setattr(loop_module, "TICK_SECONDS", 0.0)  # at every turn
+    endpoint, other = connect(2)
+    said: list[bool] = []
+
+    class Watching(Scripted):
+        def tick(self, elapsed_seconds, *, caught_up=True):
+            said.append(caught_up)
+            return [Finish()]
+
+    def handle(sender: int, message: object) -> list:
+        if not handled:
+            for _ in range(waiting):
+                other.send(0, STOP)
+        handled.append(message)
+        return []
+
+    handled: list[object] = []
+    other.send(0, STOP)
+    Thread(RoleLoop(Watching(handle=handle), endpoint).run).join()
+    assert said == [waiting < 64]
+    assert len(handled) == 1 + min(waiting, 64)
