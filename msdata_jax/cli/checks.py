@@ -284,7 +284,7 @@ def check_run_folders(
     parents = _temporary_folders() if parents is None else parents
     where = " and ".join(sorted(map(str, parents)))
     left = [path for parent in parents for path in sorted(parent.glob(f"{PREFIX}*")) if _is_left(path, now)]
-    used = _folders_of_processes(processes) if left else set()
+    used = folders_of_processes(processes) if left else set()
     left = [path for path in left if path.name not in used and not RunFolder(path).is_held]
     if not left:
         return Check(name="run folders", status="OK", detail=f"no leftovers in {where}")
@@ -321,7 +321,7 @@ def _is_left(path: Path, now: float) -> bool:
         return False
 
 
-def _folders_of_processes(processes: Path) -> set[str]:
+def folders_of_processes(processes: Path) -> set[str]:
     """The names of the run folders in the environments of processes."""
     used: set[str] = set()
     start = f"{RUN_FOLDER_VARIABLE}=".encode()

@@ -21,7 +21,7 @@ from msdata_transport.launch import is_hydra
 from msdata_transport.run_folder import VARIABLE as RUN_FOLDER_VARIABLE
 
 from msdata_jax.cli import options
-from msdata_jax.cli.checks import PROCESSES, SHARED_MEMORY, unmapped_segments
+from msdata_jax.cli.checks import PROCESSES, SHARED_MEMORY, folders_of_processes, unmapped_segments
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
 from msdata_jax.lineage.plan_log import check_new
@@ -31,6 +31,8 @@ PR_SET_PDEATHSIG = 1
 STOP_SECONDS = 5.0
 """How long ranks may take to end after an interrupt before they are killed."""
 LOOK_AGAIN_SECONDS = 0.5
+GONE_SECONDS = 2.0
+"""How long ranks may take to be gone once mpiexec has ended."""
 
 
 @click.command("launch", context_settings={"ignore_unknown_options": True})
@@ -170,6 +172,7 @@ def run_until_done(line: list[str]) -> int:
         received, status = _run(line, folder)
         outcome = folder.read_outcome() if folder.is_formed else {"ok": status == 0}
         failures = folder.failures()
+        _wait_until_gone(folder)
     lost = describe_lost(outcome)
     went_well = (
         outcome is not None and outcome.get("ok") is True and not failures and (bool(lost) or not status)
@@ -238,6 +241,13 @@ def _run(line: list[str], folder: RunFolder) -> tuple[int, int]:
             for number, handler in previous.items():
                 signal.signal(number, handler)
     return (received[0] if received else 0), process.returncode
+
+
+def _wait_until_gone(folder: RunFolder) -> None:
+    """Wait for ranks that are just ending: they go with their guards, a moment after mpiexec."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while Path(folder.path).name in folders_of_processes(PROCESSES) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def remove_new_segments(
