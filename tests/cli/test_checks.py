@@ -129,8 +129,9 @@ def test_the_folder_of_a_job_that_runs_is_not_left() -> None:
     with RunFolder.temporary() as made:
         env = {**os.environ, "MSDATA_RUN_FOLDER": made.path}
         with subprocess.Popen(["sleep", "60"], env=env) as process:
-            assert Path(made.path).name in checks._folders_of_processes(checks.PROCESSES)
+            used = checks.folders_of_processes(checks.PROCESSES)
             process.kill()
+        assert Path(made.path).name in used
         assert RunFolder(made.path).is_held
 
 
