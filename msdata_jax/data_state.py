@@ -5,8 +5,7 @@ stays: `checkpoint` stores the changed ones, the planner sends them. No leaf is 
 """
 
 import hashlib
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -18,6 +17,7 @@ from msdata_jax.plan import StepPlan
 from msdata_jax.planning.composing import StreamState
 from msdata_jax.planning.mixing import Mixture
 from msdata_jax.planning.pieces import Pieces
+from msdata_jax.recipe import without_addresses
 from msdata_jax.records import BadSample, info_dtype
 
 STATE_VERSION = 1
@@ -123,7 +123,7 @@ class DataState:
             facts = {each.name: getattr(source, each.name) for each in fields(SourceFacts)}
             files = dict(source.files) if len(source.files) <= _MOST_FILES else {}
             leaves[f"source/{index}"] = _pack({**facts, "files": files})
-        return leaves
+        return leaves if self._is_scheduled else leaves | self._mixture_leaf()
 
     def step_leaves(self) -> dict[str, bytes]:
         """The leaves that a step may change."""
@@ -131,9 +131,10 @@ class DataState:
         step = {"step": stream.step, "ended": stream.ended, "num_carried": len(stream.carry)}
         leaves = {
             "step": _pack({**step, "plan_digest": self.plan_digest}),
-            "mixture": _pack(_mixture_values(self.mixture, stream.step, self.source_names)),
             "carry/infos": stream.carry.infos.tobytes(),
         }
+        if self._is_scheduled:
+            leaves |= self._mixture_leaf()
         for name, kind in _PER_SOURCE:
             leaves[f"stream/{name}"] = getattr(stream, name).astype(kind).tobytes()
         for name, kind in _PER_PIECE:
@@ -145,6 +146,14 @@ class DataState:
         for name in ("gathered", "pending"):
             leaves |= {f"{name}/{plan.step}": plan.to_bytes() for plan in getattr(stream, name)}
         return leaves
+
+    @property
+    def _is_scheduled(self) -> bool:
+        """Whether a function gives the weights, so that they are told anew at each step."""
+        return not isinstance(self.mixture.knots, Sequence)
+
+    def _mixture_leaf(self) -> dict[str, bytes]:
+        return {"mixture": _pack(_mixture_values(self.mixture, self.stream.step, self.source_names))}
 
     @staticmethod
     def from_leaves(leaves: Leaves) -> "DataState":
@@ -300,7 +309,7 @@ def _mixture_values(mixture: Mixture, step: int, source_names: Sequence[str]) ->
     if isinstance(mixture.knots, Sequence):
         return {**values, "knots": [[first, _weights(weights)] for first, weights in mixture.knots]}
     weights = _weights(mixture.knots(_known_step(mixture, step, source_names)))
-    return {**values, "function": function_name(mixture.knots), "weights": weights}
+    return {**values, "function": without_addresses(repr(mixture.knots)), "weights": weights}
 
 
 def _known_step(mixture: Mixture, step: int, source_names: Sequence[str]) -> int:
@@ -310,11 +319,6 @@ def _known_step(mixture: Mixture, step: int, source_names: Sequence[str]) -> int
     except RecipeError:
         return max(step - 1, 0)
     return step
-
-
-def function_name(function: Callable) -> str:
-    """A text for a schedule that is equal in every process that builds the same recipe."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(function))
 
 
 def _weights(weights: Mapping[str, float]) -> dict[str, float]:

@@ -176,6 +176,11 @@ class Recipe:
 _CONTENT = ("transforms", "measure", "columns", "on_bad_sample", "shuffle", "options", "one_per_record")
 
 
+def without_addresses(text: str) -> str:
+    """A `repr` that is equal in every process: functions and objects keep their names alone."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
 def _text_of(value: Any) -> str:
     """A text that is equal for equal values in every process, and free of addresses."""
     if value is None or isinstance(value, str | int | float | bool):
@@ -187,5 +192,5 @@ def _text_of(value: Any) -> str:
     if isinstance(value, tuple):
         return str([_text_of(each) for each in value])
     if is_dataclass(value) and not isinstance(value, type):
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+        return without_addresses(repr(value))
     return str(getattr(value, "__qualname__", type(value).__qualname__))

@@ -7,7 +7,6 @@ that the steps up to this one are delivered. The bytes of a step are the length 
 """
 
 import os
-import re
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 from msdata_jax.errors import PlanError
 from msdata_jax.plan import StepPlan
 from msdata_jax.planning.place_tree import MeshLayout
-from msdata_jax.recipe import Recipe, Source
+from msdata_jax.recipe import Recipe, Source, without_addresses
 from msdata_jax.roles.recording import KEY_DTYPE, InFlight
 
 MAGIC = b"msdplan\n"
@@ -336,5 +335,5 @@ def _text(value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+        return without_addresses(repr(value))
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -5,7 +5,6 @@ step delivers and never sees the mesh; `place` decides where it goes.
 """
 
 import operator
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from msdata_jax.planning.packing import Method as PackMethod
 from msdata_jax.planning.packing import Pack, Shape
 from msdata_jax.planning.partitioning import METHODS, Method
 from msdata_jax.planning.place_tree import Axes, ClientPlaceTree, MeshLayout
+from msdata_jax.recipe import without_addresses
 from msdata_jax.records import info_dtype
 
 ContextLayout = Literal["contiguous", "zigzag", "zigzag_document"]
@@ -354,13 +354,12 @@ class DGraph:
 
     def describe(self) -> str:
         """A text that is equal for equal strategies, in every process; functions enter by their names."""
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self))
+        return without_addresses(repr(self))
 
     def describe_content(self) -> str:
         """What decides a step's content besides the mixture: rows and costs, as `describe` does."""
         names = ("packing", "regrouped_steps", "backbone_cost", "encoder_cost")
-        text = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+        return without_addresses(", ".join(f"{name}={getattr(self, name)!r}" for name in names))
 
     def __str__(self) -> str:
         """The chain, a primitive a line."""

@@ -1,6 +1,5 @@
 """Going on with other sources or another mixture: what carries over, and what changed, in words."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -12,6 +11,7 @@ from msdata_jax.errors import RecipeError
 from msdata_jax.planning.composing import StreamState
 from msdata_jax.planning.merging import deal_out
 from msdata_jax.planning.mixing import Mixture, exact_shares, shares_text
+from msdata_jax.recipe import without_addresses
 
 _Shares: TypeAlias = Mapping[str, Fraction]
 
@@ -189,7 +189,7 @@ def _schedule_change(sides: Sequence[tuple[Sequence[str], Mixture]], step: int) 
 def _schedule_text(mixture: Mixture) -> str:
     if isinstance(mixture.knots, Sequence):
         return "knots"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(mixture.knots))
+    return without_addresses(repr(mixture.knots))
 
 
 def _group_changes(before: Mixture, after: Mixture) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msdata_jax.data_state import BadRecords, DataState, SourceFacts, changed_leaves
 from msdata_jax.plan import StepPlan
@@ -38,6 +38,7 @@ class Standing:
     def __post_init__(self) -> None:
         """Nothing was sent yet."""
         self._states: dict[int, StreamState] = {}
+        self._saved: DataState | None = None  # as it was told last
         self._sent: dict[str, bytes] = {}
 
     def planned(self, plan: StepPlan) -> None:
@@ -47,30 +48,35 @@ class Standing:
     def after(self, state: StreamState, bad: Sequence[BadRecords]) -> list[Effect]:
         """The state before step `state.step`, as a message to the keeper."""
         self._states[state.step - 1] = state
-        graph = self.recipe.strategy
-        assert isinstance(graph, DGraph)
-        assert graph.mixture is not None
-        axes = zip(self.layout.axis_names, self.layout.axis_sizes, strict=True)
-        saved = DataState(
-            stream=state,
-            sources=self.facts,
-            bad=tuple(bad),
-            mixture=graph.mixture,
-            packing=graph.describe_content(),
-            columns=self.recipe.columns,
-            seed=self.recipe.seed,
-            recipe=self.recipe.fingerprint() if not self._sent else "",
-            plan_digest=self.plan_digest,
-            mesh=",".join(f"{name}={size}" for name, size in axes),
-        )
+        first = self._saved is None
+        saved = self._saved or self._first_state(state)
+        saved = self._saved = replace(saved, stream=state, bad=tuple(bad), plan_digest=self.plan_digest)
         leaves = saved.step_leaves()
         changed, removed = changed_leaves(self._sent, leaves)
-        if not self._sent:
+        if first:
             changed |= saved.run_leaves()
         self._sent = leaves
         notes, self.notes = list(self.notes), ()
         message = m.StateAfter(step=state.step - 1, changed=changed, removed=removed, notes=notes)
         return [Send(rank=self.keeper, message=message)]
+
+    def _first_state(self, state: StreamState) -> DataState:
+        graph = self.recipe.strategy
+        assert isinstance(graph, DGraph)
+        assert graph.mixture is not None
+        axes = zip(self.layout.axis_names, self.layout.axis_sizes, strict=True)
+        return DataState(
+            stream=state,
+            sources=self.facts,
+            bad=(),
+            mixture=graph.mixture,
+            packing=graph.describe_content(),
+            columns=self.recipe.columns,
+            seed=self.recipe.seed,
+            recipe=self.recipe.fingerprint(),
+            plan_digest=self.plan_digest,
+            mesh=",".join(f"{name}={size}" for name, size in axes),
+        )
 
     def release(self, step: int) -> StreamState:
         """The state behind a step; nobody asks for one before any more."""

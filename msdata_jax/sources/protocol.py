@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from msdata_jax.errors import SourceError
+from msdata_jax.recipe import without_addresses
 
 _TRANSIENT = frozenset(
     (
@@ -173,9 +174,7 @@ def says_transient(text: str) -> bool:
 
 def one_line(error: BaseException, known: Sequence[str] = ()) -> str:
     """An error as a short line that is equal in every process: no addresses, no line breaks."""
-    import re
-
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", " ".join(str(error).split()))
+    text = without_addresses(" ".join(str(error).split()))
     for path in known:
         text = text.replace(path, "the file")
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
