@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from msdata_jax.cli.launch import command_line
+from msdata_jax.cli.mpiexec import command_line
 from msdata_jax.cli.subprocesses import run_with_deadline
 
 TEXT_JOB = Path(__file__).parent / "text_job"

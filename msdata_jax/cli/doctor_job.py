@@ -13,7 +13,7 @@ from typing import Any
 
 from msdata_jax.cli._doctor_recipe import NUM_STEPS, TRAINERS_VARIABLE
 from msdata_jax.cli.checks import Check
-from msdata_jax.cli.launch import command_line
+from msdata_jax.cli.mpiexec import command_line
 from msdata_jax.cli.subprocesses import Finished, run_with_deadline
 from msdata_jax.errors import LaunchError
 

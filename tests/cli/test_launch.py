@@ -15,14 +15,14 @@ import click
 import pytest
 from msdata_transport import run_folder
 
-from msdata_jax.cli import launch, serve
-from msdata_jax.errors import PlanError
+from msdata_jax.cli import launch, running, serve
+from msdata_jax.errors import LaunchError, PlanError
 
 
 @pytest.fixture
 def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that stands for /dev/shm, and `proc` beside it with one process that maps one file."""
-    monkeypatch.setattr(launch, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(running, "LOOK_AGAIN_SECONDS", 0.0)
     folder, process = tmp_path / "shm", tmp_path / "proc" / "17"
     folder.mkdir()
     process.mkdir(parents=True)
@@ -33,7 +33,7 @@ def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_removes_what_is_new_and_mapped_by_nobody(shared_memory: Path, tmp_path: Path) -> None:
-    launch.remove_new_segments({shared_memory / "mpich_shm_old"}, shared_memory, tmp_path / "proc")
+    running.remove_new_segments({shared_memory / "mpich_shm_old"}, shared_memory, tmp_path / "proc")
     assert sorted(path.name for path in shared_memory.iterdir()) == [
         "mpich_shm_mapped", "mpich_shm_old", "other_new",
     ]  # fmt: skip
@@ -72,7 +72,7 @@ def test_success_is_the_word_of_the_program(
 ) -> None:
     calls: list[object] = []
     monkeypatch.setattr(launch, "remove_new_segments", calls.append)
-    assert launch.run_until_done([sys.executable, "-c", JOB, program]) == status
+    assert running.run_until_done([sys.executable, "-c", JOB, program]) == status
     assert len(calls) == 1
     shown = capfd.readouterr().err
     assert ("the job failed" in shown) == (status == 1)
@@ -82,7 +82,7 @@ def test_success_is_the_word_of_the_program(
 def test_the_run_folder_goes_with_the_job(capfd: pytest.CaptureFixture, tmp_path: Path) -> None:
     note = tmp_path / "note"
     program = f"open({str(note)!r}, 'w').write(folder.path)"
-    assert launch.run_until_done([sys.executable, "-c", JOB, program]) == 0
+    assert running.run_until_done([sys.executable, "-c", JOB, program]) == 0
     assert note.read_text()
     assert not Path(note.read_text()).exists()
 
@@ -102,8 +102,8 @@ def test_the_run_folder_goes_with_the_job(capfd: pytest.CaptureFixture, tmp_path
     ],
 )
 def test_the_lost_are_named(lost: object, lines: list[str]) -> None:
-    assert launch.describe_lost({"ok": True, "lost": lost}) == lines
-    assert launch.describe_lost(None) == []
+    assert running.describe_lost({"ok": True, "lost": lost}) == lines
+    assert running.describe_lost(None) == []
 
 
 def dry_run(capsys: pytest.CaptureFixture, *options: str) -> list[str]:
@@ -169,7 +169,7 @@ def test_an_interrupt_kills_what_does_not_listen(
     thread = threading.Thread(target=interrupt)
     thread.start()
     begin = time.monotonic()
-    assert launch.run_until_done([sys.executable, "-c", DEAF, str(ready)]) == 128 + number
+    assert running.run_until_done([sys.executable, "-c", DEAF, str(ready)]) == 128 + number
     assert time.monotonic() - begin < 30
     thread.join()
     assert "interrupted" in capfd.readouterr().err
@@ -182,14 +182,14 @@ def test_under_nohup_the_job_outlives_its_terminal(
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         program = "import os, signal; os.kill(os.getppid(), signal.SIGHUP)"
-        assert launch.run_until_done([sys.executable, "-c", program]) == 0
+        assert running.run_until_done([sys.executable, "-c", program]) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 CLOSED = """
 import sys
-from msdata_jax.cli.launch import run_until_done
+from msdata_jax.cli.running import run_until_done
 program = "import os, sys, time; print('READY', os.environ['MSDATA_RUN_FOLDER'], flush=True); time.sleep(60)"
 status = run_until_done([sys.executable, "-c", program])
 open(sys.argv[1], "w").write(str(status))
@@ -214,8 +214,8 @@ def test_a_closed_terminal_leaves_nothing(tmp_path: Path) -> None:
 def test_no_room_for_a_run_folder_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     monkeypatch.setattr(run_folder, "_LONGEST_PATH", 1000)
-    with pytest.raises(launch.LaunchError, match=r"no folder for the job can be made: .*; set TMPDIR to one"):
-        launch.run_until_done([sys.executable, "-c", "pass"])
+    with pytest.raises(LaunchError, match=r"no folder for the job can be made: .*; set TMPDIR to one"):
+        running.run_until_done([sys.executable, "-c", "pass"])
 
 
 def test_a_training_script_that_is_not_there_is_told_before_any_rank_starts(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_training_script_that_is_not_there_is_told_before_any_rank_starts(tmp_
         "strategy = msd.DGraph().mix({'s': 1}).pack(seq_len=8, rows=2)\n"
         "recipe = msd.Recipe(sources={'s': msd.Source([])}, strategy=strategy)\n"
     )
-    with pytest.raises(launch.LaunchError, match=r"the training script nowhere\.py does not exist"):
+    with pytest.raises(LaunchError, match=r"the training script nowhere\.py does not exist"):
         launch.command.main([str(tmp_path / "recipe.py"), "--", "nowhere.py"], standalone_mode=False)
 
 
@@ -251,7 +251,7 @@ def test_a_training_script_that_is_no_python_is_told_before_any_rank_starts(tmp_
     (tmp_path / "recipe.py").write_text(RECIPE)
     (tmp_path / "train.py").write_text("x = 1\nif x\n")
     arguments = [str(tmp_path / "recipe.py"), "--", str(tmp_path / "train.py")]
-    with pytest.raises(launch.LaunchError, match=r"(?s)train\.py is no Python:.*line 2.*expected ':'"):
+    with pytest.raises(LaunchError, match=r"(?s)train\.py is no Python:.*line 2.*expected ':'"):
         launch.command.main(arguments, standalone_mode=False)
 
 
@@ -270,5 +270,5 @@ def test_every_rank_refuses_what_only_some_would_meet(
     monkeypatch.setenv("PMI_RANK", str(rank))
     monkeypatch.setenv("PMI_SIZE", str(size))
     arguments = ["--roles", "planner=1,loaders=3,trainers=2", "recipe.py", *train]
-    with pytest.raises((launch.LaunchError, click.UsageError), match=message):
+    with pytest.raises((LaunchError, click.UsageError), match=message):
         serve.command.main(arguments, standalone_mode=False)

@@ -11,7 +11,7 @@ import pytest
 from jobs.recipe import make_recipe
 from jobs_runner import JOBS, environment, global_batch, launch_line
 
-from msdata_jax.cli.launch import command_line
+from msdata_jax.cli.mpiexec import command_line
 from msdata_jax.lineage import PlanLog, row_segments, segment_origin
 from msdata_jax.sources.reader import SourceReader
 
