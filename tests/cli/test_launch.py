@@ -15,7 +15,7 @@ import click
 import pytest
 from msdata_transport import run_folder
 
-from msdata_jax.cli import launch, running, serve
+from msdata_jax.cli import launch, mpiexec, running, serve
 from msdata_jax.errors import LaunchError, PlanError
 
 
@@ -71,7 +71,7 @@ def test_success_is_the_word_of_the_program(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, program: str, status: int
 ) -> None:
     calls: list[object] = []
-    monkeypatch.setattr(launch, "remove_new_segments", calls.append)
+    monkeypatch.setattr(running, "remove_new_segments", calls.append)
     assert running.run_until_done([sys.executable, "-c", JOB, program]) == status
     assert len(calls) == 1
     shown = capfd.readouterr().err
@@ -137,7 +137,7 @@ def test_another_mpi_gets_no_guards(
     other = tmp_path / "mpiexec"
     other.write_text("#!/bin/sh\necho 'mpiexec (OpenRTE) 4.1.4'\n")
     other.chmod(0o755)
-    monkeypatch.setattr(launch, "find_mpiexec", lambda: str(other))
+    monkeypatch.setattr(mpiexec, "find_mpiexec", lambda: str(other))
     words = dry_run(capsys)
     assert words[:4] == [str(other), "-n", "1", sys.executable]
     assert "msdata_transport.guard" not in words
@@ -156,8 +156,8 @@ time.sleep(60)
 def test_an_interrupt_kills_what_does_not_listen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture, number: signal.Signals
 ) -> None:
-    monkeypatch.setattr(launch, "STOP_SECONDS", 0.1)
-    monkeypatch.setattr(launch, "remove_new_segments", lambda before: None)
+    monkeypatch.setattr(running, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(running, "remove_new_segments", lambda before: None)
     ready = tmp_path / "ready"
 
     def interrupt() -> None:
@@ -178,7 +178,7 @@ def test_an_interrupt_kills_what_does_not_listen(
 def test_under_nohup_the_job_outlives_its_terminal(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(launch, "remove_new_segments", lambda before: None)
+    monkeypatch.setattr(running, "remove_new_segments", lambda before: None)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         program = "import os, signal; os.kill(os.getppid(), signal.SIGHUP)"
