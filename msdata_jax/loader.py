@@ -18,12 +18,13 @@ from msdata_jax.checkpoint.journal import JournalWriter, read_journal
 from msdata_jax.data_state import DataState, leaves_digest, pack_leaves, with_changes
 from msdata_jax.errors import CheckpointError, JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.lineage.plan_log import PlanLogWriter
+from msdata_jax.meshes import MeshEdge, edge_of
 from msdata_jax.planning.graph import DGraph
-from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout, Spec, axes_tuple
+from msdata_jax.planning.place_tree import MeshLayout, axes_tuple
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
-from msdata_jax.runtime.fields import field_specs, global_shapes, layout_without_mesh, row_formats
+from msdata_jax.runtime.fields import field_specs, global_shapes, row_formats
 from msdata_jax.runtime.figures import process_figures
 from msdata_jax.runtime.job import (
     LocalJob,
@@ -38,7 +39,8 @@ from msdata_jax.runtime.report import StepFigures
 from msdata_jax.runtime.trainer import Step, TrainerSide
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh, PartitionSpec
+    from jax.sharding import Mesh
+    from torch.distributed.device_mesh import DeviceMesh
 
 CLOSE_SECONDS = 60.0
 
@@ -52,9 +54,11 @@ class DataLoader:
 
     Args:
         recipe: what to deliver.
-        mesh: a `jax.sharding.Mesh` over all training processes' devices; axes Auto or Explicit.
-        specs: PartitionSpecs by field. Fields that are not named follow `tokens`, whose default is the
-            strategy's `distribute` axis over rows and its context axis over places.
+        mesh: a `jax.sharding.Mesh` over all training processes' devices, axes Auto or Explicit; or a torch
+            `DeviceMesh` over their ranks, alone or in a `msdata_jax.torch.TorchMesh`.
+        specs: PartitionSpecs by field; on a torch mesh tuples of axis names, or placements. Fields that are
+            not named follow `tokens`, whose default is the strategy's `distribute` axis over rows and its
+            context axis over places.
         num_steps: end after so many steps, counted from step 0 also where the job goes on from a saved state;
             None for as long as there is data.
         num_loaders: source loaders, when they run on threads of this process.
@@ -78,8 +82,8 @@ class DataLoader:
         self,
         recipe: Recipe,
         *,
-        mesh: "Mesh | None" = None,
-        specs: "Mapping[str, PartitionSpec] | None" = None,
+        mesh: "Mesh | DeviceMesh | MeshEdge | None" = None,
+        specs: Mapping[str, Any] | None = None,
         num_steps: int | None = None,
         num_loaders: int = 2,
         threads_per_loader: int = 1,
@@ -99,12 +103,13 @@ class DataLoader:
                 f"the planner of this job is another rank: msdata launch (or serve) --plan-log {plan_log}"
             )
         graph = _graph_of(recipe)
-        layout, given = _plain(mesh, specs, graph)
-        _check_processes(layout, job, has_mesh=mesh is not None)
+        edge = edge_of(mesh)
+        layout, given = edge.layout(graph), edge.plain_specs(specs or {})
+        _check_processes(layout, job, edge)
         tree = graph.place_tree(layout)
         forms = row_formats(graph, tree)
         plain = field_specs(given, graph, tree, global_shapes(graph, tree, forms))
-        emit, self._complete = _emitter(mesh, plain, tree, graph)
+        emit, self._complete = edge.emitter(plain, tree, graph)
         self._join = m.Join(
             process=job.process_index if job else 0,
             axis_names=list(layout.axis_names),
@@ -135,14 +140,15 @@ class DataLoader:
                 plan_log=PlanLogWriter(Path(plan_log), recipe) if plan_log else None,
             )
             role = DataConstructor(local.placement, forms, process_figures, loss_factors, recipe.source_names)
-            self._side = TrainerSide(role, local.endpoint, emit, exit_on_failure=False)
+            self._side = TrainerSide(role, local.endpoint, emit, session=None)
             self._local = local
             # Whoever drops a DataLoader, or ends the program, leaves no thread behind.
             weakref.finalize(self, _abandon, self._side, local, self._join)
         else:
             role = DataConstructor(job.placement, forms, process_figures, loss_factors, recipe.source_names)
-            self._side = TrainerSide(role, job.mpi.endpoint, emit, exit_on_failure=True)
+            self._side = TrainerSide(role, job.mpi.endpoint, emit, session=job.sessions)
             job.on_failure = self._side.fail
+            job.sessions, job.left = job.sessions + 1, False
 
     def __enter__(self) -> "DataLoader":
         """The loader itself."""
@@ -175,10 +181,19 @@ class DataLoader:
             JobFailed: a rank failed; the message is that rank's.
             MSDataError: no step came within `step_seconds`, or the loader is closed.
         """
+        batch = self.take(None)
+        assert batch is not None
+        return batch
+
+    def take(self, stop: Callable[[], bool] | None) -> dict[str, Any] | None:
+        """As `next`, for a thread that others may call back: None where `stop` became true while it waited.
+
+        Nothing is lost then; the step is there for the next call. `stop` is asked several times a second.
+        """
         self.start_prefetch()
         begin = time.perf_counter()
         try:
-            step = self._side.next_step(self._step_seconds)
+            step = self._side.next_step(self._step_seconds, stop)
         except StopIteration:
             self.close()  # the others may end too, also where this one is never closed by hand
             raise
@@ -186,6 +201,8 @@ class DataLoader:
             if self._job is not None:
                 self._job.failed = True
             raise
+        if step is None:
+            return None
         self._figures.add(step.expect, time.perf_counter() - begin)
         if self._last is None:
             self._leaves = {}  # the planner tells all of it once more
@@ -208,6 +225,19 @@ class DataLoader:
     def start_prefetch(self) -> None:
         """Make steps ready from now on; the first `next` does it otherwise. Behind it nothing is restored."""
         self._side.begin(self._join)
+
+    def request_stop(self) -> None:
+        """Let the data end early and in order: within a few steps, at the same one on every training process.
+
+        It is enough that one process calls it. Any thread may, and so may the handler of a signal. The job's
+        `msdata launch` does the same when it gets SIGUSR1.
+        """
+        self._side.ask_to_stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the data ended because somebody asked: there is more to go on with from the state."""
+        return self._side.stopped
 
     # --- where it stands --------------------------------------------------------------------------------
 
@@ -347,8 +377,8 @@ class DataLoader:
     def _check_not_begun(self, what: str) -> None:
         if self._side.has_begun:
             raise CheckpointError(
-                f"{what} before the first step: steps are under way already; build a new DataLoader, or "
-                "start a new job of several ranks"
+                f"{what} before the first step: steps are under way already; close this DataLoader on every "
+                "training process and build another"
             )
 
     @property
@@ -413,28 +443,6 @@ def _is_good_exit(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
-def _as_is(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(fields)
-
-
-def _emitter(
-    mesh: "Mesh | None", specs: Mapping[str, Spec], tree: ClientPlaceTree, graph: DGraph
-) -> tuple[
-    Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]], Callable[[Mapping[str, Any]], dict[str, Any]]
-]:
-    """What makes arrays of a step's rows ahead of its use, and what completes them on the training thread."""
-    if mesh is None:
-        return _as_is, _as_is
-    if graph.broadcast.axes and graph.broadcast.via == "device":
-        from msdata_jax.spmd.broadcast import BroadcastEmitter
-
-        broadcast = BroadcastEmitter(mesh, specs, tree)
-        return broadcast.emit_local, broadcast.complete
-    from msdata_jax.spmd.arrays import ArrayEmitter
-
-    return ArrayEmitter(mesh, specs).emit, _as_is
-
-
 def _graph_of(recipe: Recipe) -> DGraph:
     if not isinstance(recipe, Recipe) or not isinstance(recipe.strategy, DGraph):
         raise RecipeError(f"a DataLoader reads a Recipe whose strategy is a DGraph, got {recipe!r:.200}")
@@ -452,47 +460,23 @@ def _check_options(*, num_steps: int | None, step_seconds: float, **counts: int)
 
 
 def _free_job() -> TrainingJob | None:
-    """The MPI job, if there is one. It feeds one DataLoader, for its data ranks serve one recipe, once."""
+    """The MPI job, if there is one. It feeds one DataLoader after another, all of one recipe."""
     job = current_job()
     if job is None and is_launched():
         raise LaunchError("call msd.initialize() at the top of the training script, before the DataLoader")
-    if job is not None and (job.left or job.on_failure is not None):
+    if job is not None and job.on_failure is not None:
         raise LaunchError(
-            "a job of several ranks feeds one DataLoader, and the one before is "
-            f"{'closed' if job.left else 'still open'}; go on with that one, and run what needs another "
-            "(an evaluation) as a job of its own"
+            "a job of several ranks feeds one DataLoader at a time, and the one before is still open: close "
+            "it on every training process first"
         )
     return job
 
 
-def _plain(
-    mesh: "Mesh | None", specs: "Mapping[str, PartitionSpec] | None", graph: DGraph
-) -> tuple[MeshLayout, dict[str, Spec]]:
-    """Mesh and specs as the planner understands them; JAX is imported only where there is a mesh."""
-    if mesh is None:
-        if specs:
-            raise RecipeError(f"specs {sorted(specs)} need a mesh: DataLoader(recipe, mesh=..., specs=...)")
-        return layout_without_mesh(graph), {}
-    from msdata_jax.spmd.mesh import layout_of, plain_specs
-
-    return layout_of(mesh), plain_specs(specs or {})
-
-
-def _check_processes(layout: MeshLayout, job: TrainingJob | None, *, has_mesh: bool) -> None:
+def _check_processes(layout: MeshLayout, job: TrainingJob | None, edge: MeshEdge) -> None:
     """Refuse a mesh that is not over all training processes and no other."""
     num_processes = job.num_processes if job else 1
-    if layout.num_processes == num_processes:
-        return
-    if not has_mesh:
+    if layout.num_processes != num_processes:
         raise LaunchError(
-            f"the job has {num_processes} training processes: give DataLoader(mesh=...) over them"
+            f"{edge.is_for} {layout.num_processes} processes; the job has {num_processes} training "
+            f"processes: {edge.way_out(in_job=job is not None)}"
         )
-    way_out = (
-        "build the mesh from jax.devices() of all of them"
-        if job
-        else "start them with `msdata launch` or `msdata serve`, and call msd.initialize() first"
-    )
-    raise LaunchError(
-        f"the mesh has devices of {layout.num_processes} processes; the job has {num_processes} training "
-        f"processes: {way_out}"
-    )

@@ -21,9 +21,11 @@ from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.roles.watching import Watch
 from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
+from msdata_jax.runtime.ear import Ear
 from msdata_jax.runtime.job import SHOW_SECONDS, join_job, leave_job, lost_ranks
 from msdata_jax.runtime.limits import TimeLimits
-from msdata_jax.runtime.loop import FAILURE_SECONDS, RoleLoop, describe_failure
+from msdata_jax.runtime.loop import FAILURE_SECONDS, describe_failure
+from msdata_jax.runtime.status import memory_by_role
 
 if TYPE_CHECKING:
     from msdata_transport import Endpoint
@@ -122,13 +124,10 @@ def _plan(
     # Without guards nobody can end a rank that is silent, and any that dies ends the job.
     watched = placement.readers if has_guard() else ()
     with contextlib.ExitStack() as stack:
-
-        def listen(loop: RoleLoop) -> None:
-            if folder is not None:
-                tell = lambda rank, how: loop.post(m.Lost(rank=rank, why=how))  # noqa: E731
-                stack.enter_context(contextlib.closing(folder.listen_for_deaths(tell)))
-                folder.announce_formed()
-
+        ear = Ear(folder, guarded=has_guard()) if folder is not None else None
+        if folder is not None and ear is not None:
+            stack.enter_context(contextlib.closing(ear))
+            folder.announce_formed()
         figures = run_planner(
             recipe,
             placement,
@@ -137,11 +136,13 @@ def _plan(
             watch=Watch(watched, limits.heartbeat_seconds, limits.read_seconds, recipe.source_names),
             on_failure=show,
             on_forget=warn,
-            on_loop=listen,
+            on_loop=ear.attach if ear else None,
             recorder=recorder,
+            on_status=folder.write_status if folder is not None else None,
         )
     if folder is not None:
-        folder.write_outcome({"ok": True, "lost": figures["lost"]})
+        outcome = {"ok": True, "stopped": figures["stopped"], "lost": figures["lost"]}
+        folder.write_outcome({**outcome, "memory_mb": memory_by_role(figures)})
         folder.done()
     return figures
 

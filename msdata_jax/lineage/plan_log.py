@@ -90,6 +90,8 @@ class LoggedStep:
 class PlanLogWriter:
     """Appends to a plan log; a `roles.recording.Recorder`. Each record is flushed at once.
 
+    Started again, as it is for a second DataLoader of a job, it goes on in a file of its own: `plan.log.2`.
+
     Args:
         path: a file that is not there yet.
         recipe: what is planned.
@@ -99,8 +101,12 @@ class PlanLogWriter:
     """
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
+        self._first_path, self._recipe, self._num_started = path, recipe, 0
+        self._open(path)
+
+    def _open(self, path: Path) -> None:
         check_new(path)
-        self._path, self._recipe = path, recipe
+        self._path = path
         try:
             self._file: BinaryIO = path.open("xb")
         except OSError as error:
@@ -108,6 +114,10 @@ class PlanLogWriter:
 
     def start(self, layout: MeshLayout, num_records: Sequence[int], loaders: Sequence[int]) -> None:
         """Write the header."""
+        self._num_started += 1
+        if self._num_started > 1:
+            self.close()
+            self._open(self._first_path.with_name(f"{self._first_path.name}.{self._num_started}"))
         recipe = self._recipe
         sources = [
             _describe_source(name, source, count)

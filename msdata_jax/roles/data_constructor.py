@@ -85,12 +85,12 @@ class DataConstructor:
     def _pass_on_or_finish(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
         """What the trainer's thread says to the planner, and the end."""
         match message:
-            case m.Join() | m.Delivered() | m.PinBlocks() | m.SaveBlocks() | m.Failed():
+            case m.Join() | m.Delivered() | m.PinBlocks() | m.SaveBlocks() | m.AskToStop() | m.Failed():
                 return [Send(rank=self._planner, message=message)]
             case m.Leave():
                 self._leaving = True
                 figures = {**self._process_figures(), "repeated_segments": self._num_repeated}
-                return [Send(rank=self._planner, message=m.Leave(figures=figures))]
+                return [Send(rank=self._planner, message=replace(message, figures=figures))]
             case m.Summary():
                 return [Finish(figures=message.figures)]
             case m.Abort():
@@ -205,4 +205,4 @@ class DataConstructor:
         if end is None or self._leaving or (self._next_step is not None and shown + 1 < end.step):
             return []
         self._end = None
-        return [EndStream(error=BadSampleError(end.error) if end.error else None)]
+        return [EndStream(error=BadSampleError(end.error) if end.error else None, stopped=end.stopped)]

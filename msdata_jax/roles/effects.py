@@ -49,17 +49,30 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class EndStream:
-    """Tell the trainer that there is no further step, with the error where the data failed."""
+    """Tell the trainer that there is no further step.
+
+    Attributes:
+        error: where the data failed.
+        stopped: somebody asked for it.
+    """
 
     error: Exception | None
+    stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """The role is done: send what is queued, then stop the loop."""
+    """The role is done: send what is queued, then stop the loop.
+
+    Attributes:
+        error: why, where it failed.
+        figures: what it has to say of its session.
+        again: another session may follow.
+    """
 
     error: Exception | None = None
     figures: Mapping[str, Any] | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

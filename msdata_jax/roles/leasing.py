@@ -5,7 +5,8 @@ the job goes on from a saved state, or because its loader is lost.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,11 @@ MOST_SUSPECTS = 4
 class Leasing:
     """What is read of every source, by whom, and what is known of it.
 
+    Args:
+        recipe: what to read.
+        placement: the job's ranks.
+        lost: loaders and shadows that are gone already, by rank, and why; None for none.
+
     Attributes:
         streams: what is known of each source; none before `begin`.
         holdings: who has which block.
@@ -35,7 +41,8 @@ class Leasing:
         broken: what a block that was read twice shows to be wrong; empty while the law holds.
     """
 
-    def __init__(self, recipe: Recipe, placement: Placement) -> None:
+    def __init__(self, recipe: Recipe, placement: Placement, lost: Mapping[int, str] | None = None) -> None:
+        placement = placement.without(lost or {})
         self._recipe, self._placement = recipe, placement
         self._names = recipe.source_names
         self._affinity = [list(loaders) for loaders in placement.affinity(len(self._names))]
@@ -49,7 +56,7 @@ class Leasing:
         self._suspects: set[BlockKey] = set()  # being read when their loader was lost
         self.streams: list[SourceStream] = []
         self.holdings = Holdings([source.block_size for source in recipe.sources.values()])
-        self.lost: dict[int, str] = {}
+        self.lost = dict(lost or {})
         self.broken = ""
         self._blocks = ""  # folder of blocks that were saved
 
@@ -315,6 +322,22 @@ class Leasing:
                 if self.holdings.owner(*key) is not None or not self.streams[key[0]].is_behind(key[1])
             } | (self._verdicts.keys() & self.holdings.blocks_of(state.composed_ahead()))
             self._verdicts = defaultdict(dict, {key: self._verdicts[key] for key in known})
+
+    def status(self) -> dict[str, Any]:
+        """What is known, under way and held, by source and by loader."""
+        ahead = [stream.ahead for stream in self.streams]
+        counts = [len(infos) for infos in ahead]
+        source = np.repeat(np.arange(len(ahead)), counts)
+        num_bytes = np.concatenate([infos["num_bytes"] for infos in ahead]) if ahead else source
+        return {
+            "sources_to_open": 0 if self.streams else len(self.unopened()),
+            "known": counts,
+            "leased": [stream.num_leased_positions for stream in self.streams],
+            "known_bytes": np.bincount(source, num_bytes, len(ahead)).astype(np.int64).tolist(),
+            "bad": [stream.num_bad for stream in self.streams],
+            "held_bytes": {rank: self.holdings.num_bytes(rank) for rank in self._readers},
+            "lost": dict(self.lost),
+        }
 
     def bad_records(self, state: StreamState) -> tuple[BadRecords, ...]:
         """The bad samples of each source, up to a state."""

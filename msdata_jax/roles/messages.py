@@ -21,16 +21,21 @@
     constructor  planner       SaveBlocks      let them write it to a folder; passed on to all
     loader       planner       BlocksSaved     done; summed up, passed on to the constructor that asked
     planner      constructor   EndOfData       there is no step t; with a reason where data failed
+    constructor  planner       AskToStop       let the data end soon, at one step for all
     constructor  planner       Leave           the trainer needs no more
-    planner      loader        Stop            everybody left: close your sources
-    loader       planner       Farewell        closed; my figures
-    planner      constructor   Summary         everybody's figures; the job is over
+    planner      loader        Stop            everybody left: forget what you hold
+    loader       planner       Farewell        done; my figures
+    planner      constructor   Summary         everybody's figures; the session is over
+    constructor  planner       Goodbye         my process ends: no session follows
     planner      constructor   Lost            loader r is gone: take nothing from it any more
     any          planner       Failed          I cannot go on
     planner      everybody     Abort           rank r cannot go on; its message
 
 A rank also hands results of its own background work to itself: `BlockRead` and `Opened` on a loader; and
-whoever notices that a peer is gone says `Lost` to its own role.
+whoever notices that a peer is gone says `Lost` to its own role, and who is told to end early `AskToStop`.
+
+All this is one *session*, the life of one DataLoader on every training process. The same ranks may hold one
+after another, with fresh roles each; `runtime.wire` marks each message with its session.
 """
 
 from collections.abc import Mapping
@@ -304,9 +309,10 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivered:
-    """Constructor to planner: the trainer took step `step`."""
+    """Constructor to planner: the trainer took step `step`, after waiting for it so long."""
 
     step: int
+    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,29 +358,53 @@ class BlocksSaved:
 
 @dataclass(frozen=True, kw_only=True)
 class EndOfData:
-    """Planner to constructor: there is no step `step`; `error` says why unless the data simply ended."""
+    """Planner to constructor: there is no step `step`.
+
+    Attributes:
+        step: the step.
+        error: why, where data failed; empty where they simply ended.
+        stopped: somebody asked for it.
+    """
 
     step: int
     error: str
+    stopped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskToStop:
+    """To the planner: let the data end behind the steps that are planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leave:
-    """Constructor to planner: no more steps are wanted."""
+    """Constructor to planner: no more steps are wanted; with `again` another session may follow."""
 
     figures: Mapping[str, Any] = field(default_factory=dict)
+    again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Planner to loader: close. `lost` are the ranks that nobody may wait for when leaving."""
+    """Planner to loader: the session is over.
+
+    Attributes:
+        lost: the ranks that nobody may wait for when leaving.
+        again: another session may follow.
+    """
 
     lost: list[int]
+    again: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodbye:
+    """Constructor to planner, behind a session: the training process ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Farewell:
-    """Loader to planner: closed."""
+    """Loader to planner: its session is over."""
 
     figures: Mapping[str, Any]
 
@@ -431,8 +461,8 @@ class BlockRead:
 
 WIRE_MESSAGES: tuple[type, ...] = (
     OpenSource, SourceOpened, Built, Join, Lease, BlockReady, Heartbeat, Expect, StateAfter, Order, Samples,
-    Complete, Visible, Delivered, Release, PinBlocks, SaveBlocks, BlocksSaved, EndOfData, Leave, Stop,
-    Farewell, Summary, Lost, Failed, Abort,
+    Complete, Visible, Delivered, Release, PinBlocks, SaveBlocks, BlocksSaved, EndOfData, AskToStop,
+    Leave, Stop, Farewell, Summary, Goodbye, Lost, Failed, Abort,
 )  # fmt: skip
 
 RoleMessage: TypeAlias = Any

@@ -1,6 +1,7 @@
 """Which rank plays which role, and which loaders a source may be leased to."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from msdata_jax.errors import LaunchError
 
@@ -40,6 +41,14 @@ class Placement:
                 return role
         raise LaunchError(f"rank {rank} has no role in {self}")
 
+    def without(self, lost: Collection[int]) -> "Placement":
+        """The same without some loaders and shadows; where no loader is left, the shadows are loaders."""
+        loaders = tuple(rank for rank in self.loaders if rank not in lost)
+        shadows = tuple(rank for rank in self.shadows if rank not in lost)
+        if not loaders:
+            loaders, shadows = shadows, ()
+        return replace(self, loaders=loaders, shadows=shadows)
+
     def affinity(self, num_sources: int) -> list[tuple[int, ...]]:
         """The loaders of each source: one each where there are at least as many sources as loaders.
 
@@ -47,7 +56,7 @@ class Placement:
         whatever the number of trainers.
         """
         count = len(self.loaders)
-        if num_sources >= count:
+        if num_sources >= count > 0:
             return [(self.loaders[source % count],) for source in range(num_sources)]
         return [self.loaders[source::num_sources] for source in range(num_sources)]
 
@@ -75,25 +84,27 @@ def placement_from_groups(groups: dict[str, tuple[int, ...]]) -> Placement:
     )
 
 
-def parse_roles(spec: str) -> dict[str, int]:
-    """Counts from a spec such as `planner=1,loaders=3,shadows=1,trainers=2`; ranks take the roles in turn.
+def parse_roles(spec: str) -> list[tuple[str, int]]:
+    """Roles and how many ranks in turn play them, from a spec such as `planner=1,loaders=3,trainers=2`.
 
+    A role may come again: `trainers=2,loaders=1,planner=1,trainers=2,loaders=2` are two hosts of four ranks.
     Shadows may be left out.
 
     Raises:
         LaunchError: the text is no such spec.
     """
     names = {"planner": "planner", "loaders": "loader", "shadows": "shadow", "trainers": "constructor"}
-    counts: dict[str, int] = {}
+    runs: list[tuple[str, int]] = []
     for part in spec.split(","):
         name, _, number = part.strip().partition("=")
-        valid = name in names and names[name] not in counts and number.isdecimal() and int(number) >= 1
-        if not valid:
+        if name not in names or not number.isdecimal() or int(number) < 1:
             raise LaunchError(f"roles are given as 'planner=1,loaders=3,trainers=2', got {spec!r}")
-        counts[names[name]] = int(number)
-    if {*counts, "shadow"} != set(ROLES) or counts["planner"] != 1:
+        runs.append((names[name], int(number)))
+    if {"shadow", *(role for role, _ in runs)} != set(ROLES) or [
+        count for role, count in runs if role == "planner"
+    ] != [1]:
         raise LaunchError(f"roles name one planner, some loaders and some trainers, got {spec!r}")
-    return counts
+    return runs
 
 
 def role_of_rank(spec: str, rank: int) -> str:
@@ -102,8 +113,8 @@ def role_of_rank(spec: str, rank: int) -> str:
     Raises:
         LaunchError: the spec names fewer ranks.
     """
-    counts, first = parse_roles(spec), 0
-    for role, count in counts.items():
+    first = 0
+    for role, count in parse_roles(spec):
         first += count
         if rank < first:
             return role

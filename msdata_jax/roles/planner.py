@@ -20,6 +20,7 @@ from msdata_jax.roles.progress import Progress
 from msdata_jax.roles.recording import Recorder, in_flight
 from msdata_jax.roles.saving import BlockSaving
 from msdata_jax.roles.standing import Standing
+from msdata_jax.roles.tally import Tally
 from msdata_jax.roles.watching import Watch
 
 START_SECONDS = 600.0
@@ -27,7 +28,7 @@ START_SECONDS = 600.0
 
 
 class Planner:
-    """State machine of the planner; see `roles.messages` for who says what.
+    """State machine of the planner, for one session; see `roles.messages` for who says what.
 
     Args:
         recipe: what to deliver.
@@ -36,9 +37,11 @@ class Planner:
         process_figures: what to add to the figures of this process.
         recorder: told of every decision.
         watch: when a loader counts as lost; None watches none.
+        lost: loaders and shadows that sessions before this one have lost, by rank, and why. None in the first
+            session; later ones wait for a DataLoader without a deadline, and end where all trainers do.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - each with a default
         self,
         recipe: Recipe,
         placement: Placement,
@@ -46,6 +49,7 @@ class Planner:
         process_figures: Callable[[], Mapping[str, Any]] = dict,
         recorder: Recorder | None = None,
         watch: Watch | None = None,
+        lost: Mapping[int, str] | None = None,
     ) -> None:
         if not isinstance(recipe.strategy, DGraph):
             raise RecipeError(f"strategy is a DGraph, got {type(recipe.strategy).__name__}")
@@ -57,7 +61,10 @@ class Planner:
         self._process_figures = process_figures
         self._recorder = recorder
         self._names = recipe.source_names
-        self._leasing = Leasing(recipe, placement)
+        self._leasing = Leasing(recipe, placement, lost or {})
+        self._may_idle = lost is not None
+        self._idle_seconds = 0.0
+        self._gone: set[int] = set()  # trainers that said goodbye
         self._watch = watch or Watch(())
         self._state = initial_state(len(self._names), recipe.columns)
         self._built: set[int] = set()
@@ -67,7 +74,10 @@ class Planner:
         self._skip_to = -1
         self._wanted_of: dict[int, tuple[Wanted, np.ndarray]] = {}  # by step, with who was told to send it
         self._progress = Progress(placement.constructors)
+        self._tally = Tally(len(self._names))
         self._num_steps: int | None = None
+        self._stop_asked = self._stopped = False
+        self._again = True  # whether all that left may come back
         self._ended = False
         self._end_step = -1
         self._demand = np.zeros(len(self._names))
@@ -79,8 +89,18 @@ class Planner:
     # --- start ------------------------------------------------------------------------------------------
 
     def start(self) -> Sequence[Effect]:
-        """Ask for every source to be opened."""
-        return self._leasing.open_first()
+        """Ask for every source to be opened; in a later session when a DataLoader is built."""
+        return [] if self._is_idle else self._leasing.open_first()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nobody needs anything, and maybe never will."""
+        return self._may_idle and not self._built
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a DataLoader was fed in this session."""
+        return self._audience is not None
 
     def tick(self, elapsed_seconds: float, *, caught_up: bool = True) -> Sequence[Effect]:
         """Refuse to wait for ever: for a loader that is silent, or for the start.
@@ -92,7 +112,9 @@ class Planner:
         effects = [effect for rank, why in silent_ranks for effect in self._lose(rank, why)]
         if effects:
             return effects
-        if elapsed_seconds < self._start_seconds:
+        if self._is_idle:
+            self._idle_seconds = elapsed_seconds
+        if elapsed_seconds - self._idle_seconds < self._start_seconds:
             return []
         silent = sorted(set(self._placement.constructors) - self._built)
         unopened = [f"{self._names[s]!r} on rank {loader}" for s, loader in self._leasing.unopened()]
@@ -137,8 +159,7 @@ class Planner:
     def _handle_trainer(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
         match message:
             case m.Built():
-                self._built.add(sender)
-                return []
+                return self._take_built(sender)
             case m.Join():
                 self._joins[sender] = message
                 return self._begin()
@@ -146,16 +167,35 @@ class Planner:
                 self._progress.complete(sender, message.step)
                 return self._show()
             case m.Delivered():
-                self._progress.deliver(sender, message.step)
+                self._progress.deliver(sender, message.step, message.wait_seconds)
                 return [*self._release(), *self._advance()]
             case m.PinBlocks() | m.SaveBlocks():
                 return self._saving.ask(sender, message, self._leasing.readers)
+            case _:
+                return self._handle_end(sender, message)
+
+    def _handle_end(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
+        match message:
+            case m.AskToStop():
+                self._stop_asked = True
+                return self._advance()
             case m.Leave():
                 self._progress.left[sender] = message.figures
+                self._again &= message.again
                 ending = [] if self._ended else self._end(self._state.step, "")
                 return [*ending, *self._show(), *self._stop_when_all_left()]
+            case m.Goodbye():
+                return self._take_goodbye(sender)
             case _:
                 raise _unexpected(sender, message)
+
+    def _take_built(self, sender: int) -> Sequence[Effect]:
+        was_idle = self._is_idle
+        self._built.add(sender)
+        self._check_goodbyes()
+        if not self._leasing.readers:
+            return self._without_loaders()
+        return self._leasing.open_first() if was_idle else []
 
     def _begin(self) -> Sequence[Effect]:
         """Build the place tree and the streams once everybody is there."""
@@ -208,6 +248,9 @@ class Planner:
         """Plan as many steps as credit and known samples allow, then lease what comes next."""
         effects: list[Effect] = []
         self._wanted = None
+        if self._stop_asked and self._audience and not self._ended:
+            self._stopped = True
+            effects += self._end(self._state.step, "")
         while self._audience and not self._ended and not self._progress.left and self._has_credit():
             step = self._state.step
             if self._num_steps is not None and step >= self._num_steps:
@@ -291,6 +334,7 @@ class Planner:
         # Before the step is announced: it may be complete, samples and all, as soon as it is expected.
         effects = self._standing.after(self._state, self._leasing.bad_records(self._state))
         announced, wanted = announce(plan, is_last, self._audience)
+        self._tally.announce(announced)
         self._wanted_of[plan.step] = wanted, holdings.owners(wanted.infos)
         effects += [*announced, *wanted.orders(self._wanted_of[plan.step][1])]
         if self._recorder:
@@ -320,7 +364,7 @@ class Planner:
 
     def _end(self, step: int, error: str) -> Sequence[Effect]:
         self._ended, self._end_step = True, step
-        end = m.EndOfData(step=step, error=error)
+        end = m.EndOfData(step=step, error=error, stopped=self._stopped)
         return [Send(rank=rank, message=end) for rank in self._placement.constructors]
 
     # --- leases -----------------------------------------------------------------------------------------
@@ -373,10 +417,15 @@ class Planner:
 
     def _lose(self, rank: int, why: str) -> Sequence[Effect]:
         """A rank is gone. A loader's work goes to others; without any other rank the job is over."""
+        if rank in self._placement.constructors and self._is_idle:
+            return self._take_goodbye(rank)
         if rank not in self._placement.readers:
             raise JobFailed(rank, f"lost contact: {why}")
         if rank not in self._leasing.readers:
             return []
+        if self._is_idle:
+            self._leasing = Leasing(self._recipe, self._placement, {**self._leasing.lost, rank: why})
+            return [Forget(rank=rank, why=why)]
         lost = m.Lost(rank=rank, why=why)
         effects: list[Effect] = [Send(rank=each, message=lost) for each in self._placement.constructors]
         effects += [Forget(rank=rank, why=why)]
@@ -421,6 +470,31 @@ class Planner:
             raise LaunchError(message)
         return self._end_early(message)
 
+    # --- what it looks like ------------------------------------------------------------------------------
+
+    @property
+    def waits_for(self) -> int | None:
+        """The source without which no further step can be planned; None where all that are wanted are."""
+        return None if self._ended else self._wanted
+
+    def status(self) -> Mapping[str, Any]:
+        """What it knows just now, for people who watch the job; `runtime.status` says what to make of it."""
+        progress = self._progress
+        return {
+            "step": progress.slowest + 1,
+            "ready": progress.visible + 1,
+            "num_steps": self._num_steps,
+            "began": self._audience is not None,
+            "ended": self._ended,
+            "stopping": self._stop_asked,
+            "trainers_to_come": len(self._placement.constructors) - len(self._joins),
+            "waited_seconds": dict(progress.waited_seconds),
+            "waits": progress.waits,
+            "budget_bytes": self._buffer_bytes,
+            "tally": self._tally,
+            **self._leasing.status(),
+        }
+
     # --- end --------------------------------------------------------------------------------------------
 
     def _show(self) -> Sequence[Effect]:
@@ -436,6 +510,7 @@ class Planner:
         if step is None:
             return []
         assert self._standing is not None
+        self._tally.take(step)
         self._leasing.holdings.release(step)
         self._leasing.forget(self._standing.release(step))
         self._wanted_of = {later: wanted for later, wanted in self._wanted_of.items() if later > step}
@@ -443,12 +518,30 @@ class Planner:
             self._recorder.delivered(step)
         return [Send(rank=rank, message=m.Release(step=step)) for rank in self._leasing.readers]
 
+    def _take_goodbye(self, sender: int) -> Sequence[Effect]:
+        """A training process has ended, behind an earlier session; when all have, the job is over."""
+        if sender in self._gone:
+            return []
+        self._gone.add(sender)
+        self._check_goodbyes()
+        self._progress.left[sender] = {}
+        self._again = False
+        return self._stop_when_all_left()
+
+    def _check_goodbyes(self) -> None:
+        """Raise LaunchError where some training processes have ended and others build a DataLoader."""
+        if self._gone and self._built:
+            raise LaunchError(
+                f"training ranks {sorted(self._built)} build another DataLoader, and ranks "
+                f"{sorted(self._gone)} have ended: all training processes build as many"
+            )
+
     def _stop_when_all_left(self) -> Sequence[Effect]:
         if not self._progress.all_left:
             return []
-        lost = list(self._leasing.lost)
-        stop = [Send(rank=rank, message=m.Stop(lost=lost)) for rank in self._leasing.readers]
-        return [*stop, *self._finish_when_all_closed()]
+        stop = m.Stop(lost=list(self._leasing.lost), again=self._again)
+        stops = [Send(rank=rank, message=stop) for rank in self._leasing.readers]
+        return [*stops, *self._finish_when_all_closed()]
 
     def _finish_when_all_closed(self) -> Sequence[Effect]:
         closed = all(rank in self._farewells for rank in self._leasing.readers)
@@ -456,6 +549,7 @@ class Planner:
             return []
         figures = {
             "steps": self._state.step,
+            "stopped": self._stopped,
             "planner": dict(self._process_figures()),
             "sources": {
                 name: self._source_figures(index) for index, name in enumerate(self._names)
@@ -468,9 +562,11 @@ class Planner:
             ],
         }  # fmt: skip
         summary = [
-            Send(rank=rank, message=m.Summary(figures=figures)) for rank in self._placement.constructors
+            Send(rank=rank, message=m.Summary(figures=figures))
+            for rank in self._placement.constructors
+            if rank not in self._gone
         ]
-        return [*summary, Finish(figures=figures)]
+        return [*summary, Finish(figures=figures, again=self._again)]
 
     def _source_figures(self, index: int) -> dict[str, Any]:
         stream = self._leasing.streams[index]

@@ -1,7 +1,10 @@
 """How far the training processes are, and what follows for all of them. Values only."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+KEPT_WAITS = 4096
 
 
 class Progress:
@@ -14,28 +17,37 @@ class Progress:
         visible: steps up to it are complete on every training process that is still there.
         released: steps up to it were taken on every one.
         left: figures of those that left, by rank.
+        waited_seconds: time that each trainer waited for steps in all, the first one left out, by rank.
+        waits: seconds of the last of these waits, of all trainers.
     """
 
     def __init__(self, constructors: Iterable[int]) -> None:
         self._complete = dict.fromkeys(constructors, -1)
         self._delivered = dict(self._complete)
         self.visible = self.released = -1
+        self._first = 0
         self.left: dict[int, Mapping[str, Any]] = {}
+        self.waited_seconds = dict.fromkeys(self._complete, 0.0)
+        self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
 
     def begin(self, step: int) -> None:
         """All stand before `step`."""
         self._complete = dict.fromkeys(self._complete, step - 1)
         self._delivered = dict(self._complete)
         self.visible = self.released = step - 1
+        self._first = step
 
     def complete(self, rank: int, step: int) -> None:
         """A constructor has steps up to `step`."""
         self._complete[rank] = max(self._complete[rank], step)
 
-    def deliver(self, rank: int, step: int) -> None:
-        """A trainer took `step`."""
+    def deliver(self, rank: int, step: int, wait_seconds: float = 0.0) -> None:
+        """A trainer took `step`, after waiting for it so long."""
         self._delivered[rank] = step
         self.complete(rank, step)
+        if step > self._first:
+            self.waited_seconds[rank] += wait_seconds
+            self.waits.append(wait_seconds)
 
     @property
     def slowest(self) -> int:

@@ -144,7 +144,7 @@ class SourceLoader:
             case m.PinBlocks() | m.SaveBlocks():
                 return self._pin_or_save(message)
             case m.Stop():
-                return self._close(message.lost)
+                return self._close(message)
             case m.Abort():
                 return [Finish(error=JobFailed(message.rank, message.message))]
             case _:
@@ -314,7 +314,8 @@ class SourceLoader:
         waiting, self._early = self._early, []
         return [effect for order in waiting for effect in self._obey(order)]
 
-    def _close(self, lost: Sequence[int]) -> Sequence[Effect]:
+    def _close(self, stop: m.Stop) -> Sequence[Effect]:
+        """The sources stay open: another session may follow."""
         figures = {
             "sources": len(self._readers),
             "open_files": {str(source): r.num_open_files for source, r in list(self._readers.items())},
@@ -323,11 +324,9 @@ class SourceLoader:
             "restored_blocks": self._num_restored,
             **self._process_figures(),
         }
-        for reader in list(self._readers.values()):
-            reader.close()
         return [
             *self._tell(m.Farewell(figures=figures)),
-            Finish(figures={"lost": [{"rank": r} for r in lost]}),
+            Finish(figures={"lost": [{"rank": r} for r in stop.lost]}, again=stop.again),
         ]
 
 

@@ -1,6 +1,6 @@
 """When a loader counts as lost although nobody saw it die: it is silent, or one read takes for ever. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msdata_jax.roles import messages as m
 
@@ -27,10 +27,15 @@ class Watch:
         read_seconds: float = READ_SECONDS,
         source_names: Sequence[str] = (),
     ) -> None:
-        self._source_names = source_names
+        self._ranks, self._source_names = tuple(ranks), source_names
         self._heartbeat_seconds, self._read_seconds = heartbeat_seconds, read_seconds
         self._silent_ticks = dict.fromkeys(ranks, 0)
         self._reading: dict[int, m.Heartbeat] = {}
+
+    def anew(self, without: Collection[int] = ()) -> "Watch":
+        """For another session: the same ranks but some, none of them silent."""
+        ranks = [rank for rank in self._ranks if rank not in without]
+        return Watch(ranks, self._heartbeat_seconds, self._read_seconds, self._source_names)
 
     def heard(self, sender: int, message: m.RoleMessage) -> None:
         """Something came from a rank."""

@@ -1,5 +1,6 @@
-"""Runs a planner or a source loader over an endpoint."""
+"""Runs a planner or a source loader over an endpoint, session after session."""
 
+import itertools
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ from msdata_jax.roles.watching import READ_SECONDS, Watch
 from msdata_jax.runtime.figures import process_figures
 from msdata_jax.runtime.loop import RoleLoop
 from msdata_jax.runtime.saved_blocks import BlockFolders
+from msdata_jax.runtime.status import StatusBoard
 from msdata_jax.sources.isolation import IsolatedReader, open_reader
 from msdata_jax.sources.reader import SourceReader
 
@@ -43,8 +45,9 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
     on_forget: OnForget | None = None,
     on_loop: Callable[[RoleLoop], None] | None = None,
     recorder: Recorder | None = None,
+    on_status: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Mapping[str, Any]:
-    """Plan until every trainer left; returns everybody's figures.
+    """Plan until no trainer needs anything any more.
 
     Args:
         recipe: what to deliver.
@@ -54,17 +57,38 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
         watch: when a silent loader counts as lost.
         on_failure: told why the job cannot go on.
         on_forget: told of a loader that is done without from now on.
-        on_loop: given the loop before it runs, so that others can tell it of lost ranks.
+        on_loop: given the loop of each session before it runs, so that others can tell it of lost ranks.
         recorder: told of every decision.
+        on_status: told about once a second how the job goes (`runtime.status.describe`), and in the end.
+
+    Returns:
+        everybody's figures, of the last session in which steps were asked for; `lost` is of all sessions.
 
     Raises:
         JobFailed: a rank failed.
     """
-    role = Planner(recipe, placement, start_seconds, process_figures, recorder, watch)
-    loop = RoleLoop(role, endpoint, on_failure=on_failure, on_forget=on_forget)
-    if on_loop is not None:
-        on_loop(loop)
-    return loop.run()
+    watch = watch or Watch(())
+    board = StatusBoard(recipe.source_names, on_status) if on_status else None
+    lost: dict[int, str] | None = None
+    figures: Mapping[str, Any] = {}
+    for session in itertools.count():
+        role = Planner(
+            recipe, placement, start_seconds, process_figures, recorder, watch.anew(lost or ()), lost
+        )
+        watched = board.watch(role) if board else role
+        loop = RoleLoop(watched, endpoint, session=session, on_failure=on_failure, on_forget=on_forget)
+        if on_loop is not None:
+            on_loop(loop)
+        try:
+            latest = loop.run()
+        finally:
+            if board:
+                board.tell()
+        figures = latest if role.has_begun or not figures else {**figures, "lost": latest["lost"]}
+        if not loop.serves_again:
+            break
+        lost = {each["rank"]: each["why"] for each in latest["lost"]}
+    return figures
 
 
 class _Readers:
@@ -109,13 +133,22 @@ def run_loader(
     read_seconds: float = READ_SECONDS,
     on_failure: OnFailure | None = None,
 ) -> Mapping[str, Any]:
-    """Serve the sources until the planner says stop. Raises JobFailed."""
+    """Serve the sources until the planner says stop for good. Raises JobFailed.
+
+    Sources stay open from session to session.
+    """
     readers = _Readers(recipe, read_seconds)
     blocks = BlockFolders(recipe, endpoint.rank)
-    role = SourceLoader(
-        placement, readers.open, process_figures, time.perf_counter, recipe.source_names, blocks
-    )
+    figures: Mapping[str, Any] = {}
     try:
-        return RoleLoop(role, endpoint, num_workers=num_threads, on_failure=on_failure).run()
+        for session in itertools.count():
+            role = SourceLoader(
+                placement, readers.open, process_figures, time.perf_counter, recipe.source_names, blocks
+            )
+            loop = RoleLoop(role, endpoint, session=session, num_workers=num_threads, on_failure=on_failure)
+            figures = loop.run()
+            if not loop.serves_again:
+                break
     finally:
         readers.close()  # after a failure too, and those that were opened when the end had come
+    return figures

@@ -23,7 +23,9 @@ from msdata_transport import (
 from msdata_jax.errors import BadSampleError, JobFailed, LaunchError, MSDataError
 from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.recipe import Recipe
+from msdata_jax.roles import messages as m
 from msdata_jax.roles.placement import Placement, placement_from_groups
+from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.loop import FAILURE_SECONDS, WORKER_SECONDS, describe_failure
 
@@ -53,7 +55,8 @@ class TrainingJob:
         placement: who plays what.
         on_failure: told the trainer's own failure; set by the open DataLoader.
         failed: whether anything failed, so that nothing at exit may wait for other processes.
-        left: whether a DataLoader was closed in order, so that the others may end too.
+        sessions: DataLoaders that were built.
+        left: whether the last one was closed in order, so that the others may end too.
         lost: ranks that are gone and that the job did without.
         exit_hooks: run at an orderly exit, before MPI ends.
     """
@@ -62,6 +65,7 @@ class TrainingJob:
     placement: Placement
     on_failure: Callable[[str], None] | None = None
     failed: bool = False
+    sessions: int = 0
     left: bool = False
     lost: tuple[int, ...] = ()
     exit_hooks: list[Callable[[], None]] = field(default_factory=list)
@@ -195,6 +199,8 @@ def _leave(job: TrainingJob) -> None:
         _end_at_once()
     for hook in job.exit_hooks:
         hook()
+    with contextlib.suppress(TransportError):  # a planner that is gone has ended the job
+        job.mpi.endpoint.send(job.placement.planner, wire.encode(m.Goodbye(), job.sessions))
     leave_job(job.mpi, job.lost)
 
 

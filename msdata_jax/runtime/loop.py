@@ -26,6 +26,8 @@ MOST_WAITING = 64
 WORKER_SECONDS = 2.0
 """How long background work that is under way may take when the role has finished."""
 
+_IN_ANY_SESSION = (m.Failed.__name__, m.Abort.__name__)
+
 
 def describe_failure(error: BaseException) -> str:
     """One message for people: the text of our own errors, a traceback of any other."""
@@ -40,6 +42,7 @@ class RoleLoop:
     Args:
         role: the state machine.
         endpoint: owned by the thread that calls `run`.
+        session: number of the role's session; messages of earlier ones are dropped.
         num_workers: threads for background work (`Run`).
         on_deliver: takes `Deliver` effects.
         on_show: takes `Show` effects.
@@ -54,6 +57,7 @@ class RoleLoop:
         role: Role,
         endpoint: Endpoint,
         *,
+        session: int = 0,
         num_workers: int = 1,
         on_deliver: Callable[[Deliver], None] | None = None,
         on_show: Callable[[Show], None] | None = None,
@@ -63,6 +67,7 @@ class RoleLoop:
         on_failure: Callable[[JobFailed], None] | None = None,
     ) -> None:
         self._role, self._endpoint, self._on_failure = role, endpoint, on_failure
+        self._session = session
         takers = {Deliver: on_deliver, Show: on_show, Saved: on_saved, EndStream: on_end}
         self._takers: dict[type, Callable[[Any], None]] = {k: take for k, take in takers.items() if take}
         self._on_forget = on_forget
@@ -73,10 +78,19 @@ class RoleLoop:
         self._failed_at = 0.0
         self._num_received = 0
 
-    def post(self, message: m.RoleMessage) -> None:
-        """Give the role a message from its own rank. May be called from any thread."""
+    @property
+    def serves_again(self) -> bool:
+        """Behind `run`: whether another session may follow."""
+        return self._finish is not None and self._finish.again
+
+    def post(self, message: m.RoleMessage, *, soon: bool = True) -> None:
+        """Give the role a message from its own rank. May be called from any thread.
+
+        Without `soon` also from a handler of a signal: it then waits for up to a tick.
+        """
         self._inbox.append(message)
-        self._endpoint.wake()
+        if soon:
+            self._endpoint.wake()
 
     def run(self) -> Mapping[str, Any]:
         """Run until the role finishes.
@@ -134,7 +148,12 @@ class RoleLoop:
         if received is None:
             return []
         self._num_received += 1
-        return self._role.handle(received[0], wire.decode(received[1]))
+        sender, message = received
+        # Samples may be under way still when a session ends. What ends the job counts in any.
+        is_past = wire.session_of(message) not in (self._session, None)
+        if is_past and message.kind not in _IN_ANY_SESSION:
+            return []
+        return self._role.handle(sender, wire.decode(message))
 
     def _guarded(self, step: Callable[[], Sequence[Effect]]) -> None:
         """Run one step of the role; tell the planner where it raises."""
@@ -191,7 +210,7 @@ class RoleLoop:
 
     def _send(self, rank: int, message: m.RoleMessage) -> None:
         try:
-            self._endpoint.send(rank, wire.encode(message))
+            self._endpoint.send(rank, wire.encode(message, self._session))
         except PeerLost as lost:
             # What else this step of the role brought about must still be done.
             self._inbox.append(m.Lost(rank=lost.rank, why=lost.why))

@@ -1,5 +1,6 @@
 """The training process's side: a thread that runs the data constructor, and the steps it hands over."""
 
+import contextlib
 import os
 import queue
 import sys
@@ -18,6 +19,9 @@ from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.roles.effects import Deliver, EndStream, Saved, Show
 from msdata_jax.runtime.loop import FAILURE_SECONDS, RoleLoop
+
+STOP_SECONDS = 0.1
+"""How often a trainer that waits for a step looks whether it was told not to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +46,10 @@ class TrainerSide:
         role: the constructor.
         endpoint: owned by that thread from now on.
         emit: turns the rows of a step into the batch that the trainer gets, on that thread, ahead of its use.
-        exit_on_failure: end the whole process some seconds after a rank failed, for a trainer may be stuck in
-            a collective with a rank that is gone; and show what fails on that thread itself.
+        session: number of this session in a job of several ranks, which may hold another one after it. None
+            for a process that is alone. In a job the whole process ends some seconds after a rank failed, for
+            a trainer may be stuck in a collective with a rank that is gone; and what fails on that thread
+            itself is shown.
     """
 
     def __init__(
@@ -52,15 +58,16 @@ class TrainerSide:
         endpoint: Endpoint,
         emit: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]],
         *,
-        exit_on_failure: bool,
+        session: int | None,
     ) -> None:
-        self._emit, self._exit_on_failure = emit, exit_on_failure
+        self._emit, self._in_job = emit, session is not None
         self._steps: queue.SimpleQueue[Step | EndStream] = queue.SimpleQueue()
         self._blocks_saved: queue.SimpleQueue[Saved] = queue.SimpleQueue()
         self._ready: deque[Step] = deque()  # complete here, maybe not everywhere
         self._loop = RoleLoop(
             role,
             endpoint,
+            session=session or 0,
             on_deliver=self._deliver,
             on_show=self._let_have,
             on_saved=self._blocks_saved.put,
@@ -71,6 +78,7 @@ class TrainerSide:
         self._ended: EndStream | None = None
         self._failure: JobFailed | None = None
         self._closed = False
+        self.stopped = False
         self.figures: Mapping[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name="msdata-constructor", daemon=True)
         self._thread.start()
@@ -86,8 +94,10 @@ class TrainerSide:
         """Whether `begin` was called."""
         return self._begun
 
-    def next_step(self, timeout_seconds: float) -> Step:
+    def next_step(self, timeout_seconds: float, stop: Callable[[], bool] | None = None) -> Step | None:
         """The next step, and word to the planner that it was taken.
+
+        None where `stop` became true while there was no step yet; it is asked every `STOP_SECONDS`.
 
         Raises:
             StopIteration: the data ended.
@@ -98,20 +108,39 @@ class TrainerSide:
         if self._ended is None:
             if self._closed:
                 raise MSDataError("the DataLoader is closed; build a new one to read on")
+            begin = time.monotonic()
             try:
-                item = self._steps.get(timeout=timeout_seconds)
+                item = self._wait_for_step(timeout_seconds, stop)
             except queue.Empty:
                 raise MSDataError(
                     f"no step came within {timeout_seconds:g} s; a loader is slow or stuck, or another "
                     "training process takes no steps: raise DataLoader(step_seconds=...) where that is normal"
                 ) from None
+            if item is None:
+                return None
             if isinstance(item, Step):
-                self._loop.post(m.Delivered(step=item.expect.step))
+                waited = time.monotonic() - begin
+                self._loop.post(m.Delivered(step=item.expect.step, wait_seconds=waited))
                 return item
-            self._ended = item
+            self._ended, self.stopped = item, item.stopped
         if self._ended.error is not None:
             raise self._ended.error
         raise StopIteration
+
+    def _wait_for_step(
+        self, timeout_seconds: float, stop: Callable[[], bool] | None
+    ) -> Step | EndStream | None:
+        """What comes next; None where `stop` says so. Raises `queue.Empty` when the time is up."""
+        left = timeout_seconds
+        while stop is not None and not stop() and left > STOP_SECONDS:
+            with contextlib.suppress(queue.Empty):
+                return self._steps.get(timeout=STOP_SECONDS)
+            left -= STOP_SECONDS
+        return None if stop is not None and stop() else self._steps.get(timeout=left)
+
+    def ask_to_stop(self) -> None:
+        """Let the data end soon; on any thread, and in a handler of a signal."""
+        self._loop.post(m.AskToStop(), soon=False)
 
     def pin_blocks(self, step: int) -> None:
         """Let the loaders hold the blocks that a checkpoint of the state before `step` keeps."""
@@ -166,7 +195,7 @@ class TrainerSide:
         """Leave the job, without waiting for anybody."""
         if not self._closed:
             self._closed = True
-            self._loop.post(m.Leave())
+            self._loop.post(m.Leave(again=self._in_job))
 
     def _run(self) -> None:
         try:
@@ -174,12 +203,12 @@ class TrainerSide:
         except JobFailed as failed:
             self._failure = failed
             self._steps.put(EndStream(error=failed))
-            if self._exit_on_failure:
+            if self._in_job:
                 self._exit_later()
 
     def _show(self, failed: JobFailed) -> None:
         """Show a failure of this thread; one of the trainer was shown by whoever called `fail`."""
-        if self._exit_on_failure and not self._closed:
+        if self._in_job and not self._closed:
             print(f"msdata: rank {failed.rank} failed:\n{failed.message}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _deliver(self, delivered: Deliver) -> None:

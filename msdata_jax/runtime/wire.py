@@ -13,8 +13,8 @@ _KINDS = {kind.__name__: kind for kind in WIRE_MESSAGES}
 _RECORD_FIELD_DTYPES = ("<i4", "<i8")
 
 
-def encode(message: RoleMessage) -> Message:
-    """The transport message of a role message."""
+def encode(message: RoleMessage, session: int = 0) -> Message:
+    """The transport message of a role message, marked with the number of its session."""
     values: dict[str, Any] = {}
     names: list[str] = []
     records: dict[str, list[list[str]]] = {}
@@ -30,8 +30,13 @@ def encode(message: RoleMessage) -> Message:
             value = value.view(np.uint8)
         names.append(each.name)
         arrays.append(value)
-    header = {"values": values, "arrays": names, "records": records}
+    header = {"session": session, "values": values, "arrays": names, "records": records}
     return Message(kind=type(message).__name__, header=header, arrays=tuple(arrays))
+
+
+def session_of(message: Message) -> object:
+    """The number of the session that a message belongs to; None where it is none of ours."""
+    return message.header.get("session")
 
 
 def decode(message: Message) -> RoleMessage:
@@ -42,7 +47,7 @@ def decode(message: Message) -> RoleMessage:
     """
     kind = _KINDS.get(message.kind)
     header = message.header
-    if kind is None or set(header) != {"values", "arrays", "records"}:
+    if kind is None or set(header) != {"session", "values", "arrays", "records"}:
         raise MSDataError(f"a message of kind {message.kind!r} is none that roles exchange")
     if len(header["arrays"]) != len(message.arrays) or not set(header["records"]) <= set(header["arrays"]):
         raise MSDataError(

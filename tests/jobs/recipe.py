@@ -10,6 +10,7 @@ SEQ_LEN, ROWS, PATCHES_PER_ROW, PATCH = 256, 8, 32, 8
 MESHES = {
     "dp4": {"dp": 4},
     "dp2cp2": {"dp": 2, "cp": 2},
+    "dp2tp2": {"dp": 2, "tp": 2},
     "dp2cp2tp2": {"dp": 2, "cp": 2, "tp": 2},
     "tp2dp2": {"tp": 2, "dp": 2},
     "pp3dp2": {"pp": 3, "dp": 2},

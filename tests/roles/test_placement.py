@@ -62,15 +62,20 @@ def test_groups_that_are_no_job(groups):
 
 
 def test_roles_from_a_spec():
-    assert parse_roles("planner=1, loaders=3,trainers=2") == {"planner": 1, "loader": 3, "constructor": 2}
-    with_shadows = {"planner": 1, "loader": 3, "shadow": 1, "constructor": 2}
-    assert parse_roles("planner=1,loaders=3,shadows=1,trainers=2") == with_shadows
-    assert role_of_rank("planner=1,loaders=3,shadows=1,trainers=2", 4) == "shadow"
+    runs = [("planner", 1), ("loader", 3), ("constructor", 2)]
+    assert parse_roles("planner=1, loaders=3,trainers=2") == runs
     roles = [role_of_rank("planner=1,loaders=3,trainers=2", rank) for rank in range(6)]
     assert roles == ["planner", *["loader"] * 3, *["constructor"] * 2]
+    assert role_of_rank("planner=1,loaders=3,shadows=1,trainers=2", 4) == "shadow"
     assert role_of_rank("trainers=2,planner=1,loaders=1", 0) == "constructor"
     with pytest.raises(LaunchError, match="name 6 ranks; rank 6 has no role: start 6 ranks"):
         role_of_rank("planner=1,loaders=3,trainers=2", 6)
+
+
+def test_a_role_may_come_again():
+    spec = "trainers=1,loaders=1,planner=1,trainers=1,loaders=1,shadows=1"
+    expect = ["constructor", "loader", "planner", "constructor", "loader", "shadow"]
+    assert [role_of_rank(spec, rank) for rank in range(6)] == expect
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_roles_from_a_spec():
         "planner=1,loaders=0,trainers=1",
         "planner=1,loaders=-1,trainers=1",
         "planner=1,loaders=²,trainers=1",
-        "planner=1,loaders=1,loaders=2,trainers=1",
+        "planner=1,loaders=1,planner=1,trainers=1",
         "planner=1,loaders=1,trainers=1,shadows=0",
         "planner=1,shadows=1,trainers=1",
         "planner=1;loaders=1;trainers=1",

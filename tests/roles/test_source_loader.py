@@ -194,10 +194,10 @@ def test_patches_of_two_sizes_are_an_error_that_names_step_and_sources():
         loader.tell(order(6, (5, 0, 0, 0, 0, 0, 1), (5, 1, 1, 0, 0, 0, 1)))
 
 
-def test_stop_closes_the_readers_and_says_farewell():
+def test_stop_says_farewell_and_leaves_the_readers_open_for_another_session():
     loader = opened_loader()
-    farewell, finish = loader.tell(m.Stop(lost=[2]))
-    assert loader.readers[0, False].closed
+    farewell, finish = loader.tell(m.Stop(lost=[2], again=True))
+    assert not loader.readers[0, False].closed
     assert farewell.rank == 0
     assert farewell.message.figures == {
         "sources": 1,
@@ -207,7 +207,9 @@ def test_stop_closes_the_readers_and_says_farewell():
         "restored_blocks": 0,
         "pss_mb": 1,
     }
-    assert finish == Finish(figures={"lost": [{"rank": 2}]})  # nobody waits for that one when leaving
+    assert finish == Finish(
+        figures={"lost": [{"rank": 2}]}, again=True
+    )  # nobody waits for that one when leaving
 
 
 def test_failures_go_to_the_planner_and_an_abort_ends_the_loop():
@@ -252,7 +254,7 @@ def test_suspects_are_read_in_a_child_process_and_with_their_verdicts():
     assert send.message.verdicts == [(3, "took 9 s"), (9, "crashed")]
     farewell, _ = loader.tell(m.Stop(lost=[]))
     assert farewell.message.figures["sources"] == 1
-    assert all(reader.closed for reader in loader.readers.values())
+    assert [loader.readers[0, isolated].closed for isolated in (False, True)] == [False, True]
 
 
 def test_an_order_waits_until_all_of_its_samples_are_read():

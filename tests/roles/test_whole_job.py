@@ -13,6 +13,7 @@ from roles.whole_job import WholeJob
 
 import msdata_jax as msd
 from msdata_jax.records import IMAGE_TOKEN
+from msdata_jax.roles import messages as m
 
 NUM_STEPS = 10
 
@@ -180,5 +181,27 @@ def test_the_data_end_at_one_step_everywhere_where_nobody_can_read_any_more(data
         assert all(f"rank {rank}: it was killed" in end for rank in ranks)
     for rank, steps in zip(job.placement.constructors, wanted, strict=True):
         assert job.steps(rank) == steps[:count]
+    job.leave()
+    assert set(job.finished) == set(job.roles)
+
+
+@given(st.data())
+def test_a_request_to_stop_ends_all_at_one_step_that_can_be_gone_on_from(data: st.DataObject) -> None:
+    kind, trainers = data.draw(st.sampled_from(sorted(GRAPHS))), data.draw(st.integers(1, 2))
+    wanted, wanted_leaves = undisturbed(kind, trainers)
+    job = start(kind, data.draw(st.integers(0, 2**32 - 1)), loaders=2, trainers=trainers)
+    for _ in range(data.draw(st.integers(0, 400))):
+        job.turn()
+    asking = data.draw(st.sampled_from([job.placement.planner, *job.placement.constructors]))
+    job.tell(asking, m.AskToStop())
+    job.run()
+    ends = [job.trainers[rank].end for rank in job.placement.constructors]
+    assert len({end.stopped for end in ends}) == 1
+    taken = [job.steps(rank) for rank in job.placement.constructors]
+    (count,) = {len(steps) for steps in taken}
+    assert [steps[:count] for steps in wanted] == taken
+    assert leaves_after(job) == {step: wanted_leaves[step] for step in range(count)}
+    if count < len(wanted[0]):
+        assert ends[0].stopped
     job.leave()
     assert set(job.finished) == set(job.roles)

@@ -155,6 +155,10 @@ class WholeJob:
                 return
         raise AssertionError("turns without end")
 
+    def tell(self, rank: int, message: m.RoleMessage) -> None:
+        """A role gets a message from its own rank."""
+        self._perform(rank, self.roles[rank].handle(rank, message))
+
     def leave(self) -> None:
         """All trainers leave, and the job ends."""
         for rank, trainer in self.trainers.items():

@@ -17,6 +17,7 @@ from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.roles.effects import Deliver, EndStream, Finish, Forget, Run, Send, Show
 from msdata_jax.runtime import loop as loop_module
+from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.loop import RoleLoop
 
@@ -209,7 +210,7 @@ def raises(*_: object) -> None:
     raise ValueError("broken")
 
 
-STOP = Message(kind="Stop", header={"values": {"lost": []}, "arrays": [], "records": {}})
+STOP = wire.encode(m.Stop(lost=[]))
 
 
 @pytest.mark.parametrize(

@@ -119,11 +119,17 @@ def test_slices_travel_as_they_are():
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (Message(kind="Gossip", header={"values": {}, "arrays": [], "records": {}}), "kind 'Gossip' is none"),
-        (Message(kind="Stop", header={}), "kind 'Stop' is none"),
-        (Message(kind="Stop", header={"values": {"now": 1}, "arrays": [], "records": {}}), "versions"),
         (
-            Message(kind="Release", header={"values": {}, "arrays": [], "records": {}}),
+            Message(kind="Gossip", header={"session": 0, "values": {}, "arrays": [], "records": {}}),
+            "kind 'Gossip' is none",
+        ),
+        (Message(kind="Stop", header={}), "kind 'Stop' is none"),
+        (
+            Message(kind="Stop", header={"session": 0, "values": {"now": 1}, "arrays": [], "records": {}}),
+            "versions",
+        ),
+        (
+            Message(kind="Release", header={"session": 0, "values": {}, "arrays": [], "records": {}}),
             r"has fields \[\]; versions",
         ),
         (changed(records={"infos": [["source", "<f8"]]}), "only .*'<i8'.* travel"),

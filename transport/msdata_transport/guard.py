@@ -73,6 +73,7 @@ class Guard:
         code = self._watch()
         if code == 0 or self._done:
             self._release()
+            self._report_end()
             return code if self._vital else 0
         how = describe_exit(code)
         if self._vital or (self._folder is not None and not self._folder.is_formed):
@@ -87,6 +88,11 @@ class Guard:
             self._say(f"is lost: {how}")
         self._linger()
         return 128 + self._told_to_end if self._told_to_end else 0
+
+    def _report_end(self) -> None:
+        """Tell the planner of a vital rank that ended well: it may not have said so itself."""
+        if self._vital and not self._done and self._folder is not None and self._rank is not None:
+            self._folder.report_death(self._rank, "ended with status 0", timeout_seconds=0.0)
 
     def _start(self) -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -140,6 +146,8 @@ class Guard:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 4096)
         event = receive_event(self._socket) if self._socket else None
+        if event is None and not self._vital and self._folder is not None and self._rank is not None:
+            return self._folder.told(self._rank)
         return event.get("event") if event else None
 
     def _is_ending(self) -> bool:

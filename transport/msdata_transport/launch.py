@@ -48,6 +48,16 @@ def has_guard(environ: Mapping[str, str] = os.environ) -> bool:
     return GUARD_VARIABLE in environ
 
 
+def is_in_step(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether srun started this process as a task of a step; not so a batch script or a shell."""
+    return _tasks_of_step(environ) is not None
+
+
+def has_pmi(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher left a way to the other processes: the variables of PMI-1, PMI-2, PMIx or PALS."""
+    return any(name.startswith(("PMI", "PALS_")) for name in environ)
+
+
 def find_mpiexec() -> str | None:
     """Path of the mpiexec that belongs to this Python: beside its executable, else on PATH."""
     import shutil
@@ -58,13 +68,22 @@ def find_mpiexec() -> str | None:
 
 def is_hydra(mpiexec: str) -> bool:
     """Whether this mpiexec is Hydra, the launcher of MPICH; starts it to ask, for a few milliseconds."""
+    return b"HYDRA" in _version(mpiexec)
+
+
+def is_open_mpi(mpiexec: str) -> bool:
+    """Whether this mpiexec is Open MPI's; starts it to ask."""
+    return b"Open MPI" in _version(mpiexec)
+
+
+def _version(mpiexec: str) -> bytes:
     import subprocess
 
     try:
         asked = subprocess.run([mpiexec, "--version"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return b"HYDRA" in asked.stdout
+        return b""
+    return asked.stdout
 
 
 def _tasks_of_step(environ: Mapping[str, str]) -> int | None:

@@ -10,6 +10,8 @@ A private folder that `msdata launch` makes, names in `MSDATA_RUN_FOLDER` and lo
 | `guard-3.sock` | guard of rank 3 | takes `{"event": "kill"}` and `{"event": "done"}` from the planner |
 | `vital-4` | guard of rank 4 | that rank is vital and goes on; locked while its guard lives |
 | `failed-4` | guard of rank 4 | that rank failed, and the job with it; how, as text |
+| `stop` | launcher | the job is to end early, in order |
+| `status.json` | planner | how the job goes, about once a second |
 | `outcome.json` | planner | how the job ended, in the planner's words |
 
 Sockets are Unix datagram sockets; a datagram is JSON of at most 1024 bytes, and anything else is ignored.
@@ -22,7 +24,10 @@ import json
 import os
 import socket
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from msdata_transport.shared_folder import SharedListener
 
 VARIABLE = "MSDATA_RUN_FOLDER"
 PREFIX = "msdata_"
@@ -31,8 +36,9 @@ MAX_DATAGRAM_BYTES = 1024
 REPORT_SECONDS = 5.0
 """How long a report of a death may wait for room in the planner's socket."""
 
-_MAX_HOW = 200
+MAX_HOW = 200
 _MAX_OUTCOME_BYTES = 1 << 20
+MAX_STATUS_BYTES = 1 << 20
 _LONGEST_PATH = 80  # a socket's path has at most 107 bytes
 
 
@@ -46,7 +52,13 @@ class RunFolder:
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "RunFolder | None":
         """The folder of the job that this process belongs to; None when it has none."""
         path = environ.get(VARIABLE, "")
-        return cls(path) if path and os.path.isdir(path) else None
+        if not path or not os.path.isdir(path):
+            return None
+        if "MSDATA_RUN_FOLDER_SHARED" not in environ:
+            return cls(path)
+        from msdata_transport.shared_folder import SharedRunFolder
+
+        return SharedRunFolder(path)
 
     @classmethod
     @contextlib.contextmanager
@@ -90,7 +102,7 @@ class RunFolder:
         """Whether all ranks had joined."""
         return os.path.exists(self._file("formed"))
 
-    def listen_for_deaths(self, callback: Callable[[int, str], object]) -> "DeathListener":
+    def listen_for_deaths(self, callback: Callable[[int, str], object]) -> "DeathListener | SharedListener":
         """Call `callback(rank, how)` for each death that a guard reports, on a thread of its own.
 
         Raises:
@@ -100,7 +112,7 @@ class RunFolder:
 
     def report_death(self, rank: int, how: str, timeout_seconds: float = REPORT_SECONDS) -> bool:
         """Tell the planner of a death; returns whether it could be told."""
-        event = {"event": "died", "rank": rank, "how": how[:_MAX_HOW]}
+        event = {"event": "died", "rank": rank, "how": how[:MAX_HOW]}
         return _send(self._file("planner.sock"), event, timeout_seconds)
 
     def listen_as_guard(self, rank: int) -> socket.socket | None:
@@ -109,6 +121,10 @@ class RunFolder:
             return bind(self._guard(rank))
         except OSError:
             return None
+
+    def told(self, rank: int) -> str | None:
+        """What a guard without a socket is told: `kill`, `done` or nothing."""
+        return None
 
     def kill(self, rank: int) -> bool:
         """Let the guard of a rank kill it; returns whether the guard could be told."""
@@ -124,7 +140,7 @@ class RunFolder:
     def report_failure(self, rank: int | None, how: str) -> None:
         """Note that a rank failed and that the job fails with it."""
         with contextlib.suppress(OSError):
-            self._write(f"failed-{'x' if rank is None else rank}", how[:_MAX_HOW].encode())
+            self._write(f"failed-{'x' if rank is None else rank}", how[:MAX_HOW].encode())
 
     def failures(self) -> list[str]:
         """How the ranks whose failure ended the job ended, with their ranks."""
@@ -133,7 +149,7 @@ class RunFolder:
             for name in sorted(os.listdir(self.path)):
                 if name.startswith("failed-"):
                     with open(self._file(name), "rb") as file:
-                        how = file.read(_MAX_HOW).decode(errors="replace")
+                        how = file.read(MAX_HOW).decode(errors="replace")
                     found.append(f"rank {name.removeprefix('failed-')}: {how}")
         return found
 
@@ -161,8 +177,21 @@ class RunFolder:
                     return int(rank)
         return None
 
+    def ask_to_stop(self) -> None:
+        """Let the job end early, in order."""
+        with contextlib.suppress(OSError):
+            self._write("stop", b"")
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether the job is to end early."""
+        return os.path.exists(self._file("stop"))
+
     def write_outcome(self, outcome: Mapping[str, Any]) -> None:
-        """Write how the job ended: `{"ok": true, "lost": [{"rank": 3, "why": "killed by signal 9"}]}`."""
+        """Write how the job ended.
+
+        `{"ok": true, "stopped": false, "lost": [{"rank": 3, "why": "killed by signal 9"}]}`
+        """
         with contextlib.suppress(OSError):
             self._write("outcome.json", json.dumps(dict(outcome)).encode())
 
@@ -171,6 +200,21 @@ class RunFolder:
         try:
             with open(self._file("outcome.json"), "rb") as file:
                 return _decode(file.read(_MAX_OUTCOME_BYTES))
+        except OSError:
+            return None
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Write how the job goes; one that takes more than `MAX_STATUS_BYTES` is not written."""
+        data = json.dumps(dict(status)).encode()
+        if len(data) <= MAX_STATUS_BYTES:
+            with contextlib.suppress(OSError):
+                self._write("status.json", data)
+
+    def read_status(self) -> dict[str, Any] | None:
+        """What `write_status` wrote last; None when there is nothing yet."""
+        try:
+            with open(self._file("status.json"), "rb") as file:
+                return _decode(file.read(MAX_STATUS_BYTES))
         except OSError:
             return None
 
