@@ -70,6 +70,15 @@ class TrainingJob:
     lost: tuple[int, ...] = ()
     exit_hooks: list[Callable[[], None]] = field(default_factory=list)
 
+    def exit_first(self, hook: Callable[[], None]) -> None:
+        """Run `hook` at an orderly exit; and see to that exit before what was registered for it until now.
+
+        Frameworks register hooks of their own that wait for the other training processes.
+        """
+        self.exit_hooks.append(hook)
+        atexit.unregister(_leave)
+        atexit.register(_leave, self)
+
     @property
     def process_index(self) -> int:
         """This process among the training processes."""
@@ -164,10 +173,11 @@ def _install_exit_hooks(job: TrainingJob) -> None:
 
     MPI_Finalize and JAX's own shutdown wait for every process, so a process that failed must not reach them.
     """
-    previous = sys.excepthook
+    previous, stderr = sys.excepthook, sys.stderr
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         job.failed = True
+        sys.stderr = stderr  # torch's own hook collects what this one shows, and would show it behind the end
         # What a recipe, a mesh or the data have wrong, every training process meets at the same place.
         if job.process_index > 0 and isinstance(error, MSDataError):
             time.sleep(SHOW_SECONDS)
@@ -197,10 +207,10 @@ def _leave(job: TrainingJob) -> None:
             job.on_failure(message)
     if job.failed:
         _end_at_once()
-    for hook in job.exit_hooks:
-        hook()
     with contextlib.suppress(TransportError):  # a planner that is gone has ended the job
         job.mpi.endpoint.send(job.placement.planner, wire.encode(m.Goodbye(), job.sessions))
+    for hook in job.exit_hooks:  # which wait for the other training processes
+        hook()
     leave_job(job.mpi, job.lost)
 
 

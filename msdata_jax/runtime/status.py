@@ -229,6 +229,8 @@ class StatusBoard:
         while len(readings) > 2 and readings[1].seconds <= last.seconds - WINDOW_SECONDS:
             readings.popleft()
         self._tell(describe(state, totals, readings[0], last, self._names))
+        if not state["tally"].num_steps:
+            readings.clear()  # what comes before the first step is the job's start
 
     def _choose(self) -> "Watched | None":
         """The session to show: the last one that began, so that a job's steps stay in sight behind it."""

@@ -65,6 +65,6 @@ elif fault == "unclosed":
 else:
     with msd.DataLoader(recipe, mesh=mesh) as loader:
         train(loader)
-if fault == "again":
-    msd.DataLoader(recipe, mesh=mesh)
+if fault == "again" and is_second:
+    next(msd.DataLoader(recipe, mesh=mesh))
 print(f"trainer {processes.process_index} is done", flush=True)

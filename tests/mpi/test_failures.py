@@ -196,8 +196,8 @@ def test_leaving_early_is_an_orderly_end(start, fault: str) -> None:
     ("fault", "message"),
     [
         ("emit", "RuntimeError: no memory left on the device\n"),
-        ("again", "feeds one DataLoader, and the one before is closed"),
-        ("second loader", "feeds one DataLoader, and the one before is still open"),
+        ("again", "ranks [4] build another DataLoader, and ranks [3] have ended"),
+        ("second loader", "feeds one DataLoader at a time, and the one before is still open"),
         ("part of the mesh", "the mesh has devices of 1 processes; the job has 2 training processes"),
         ("spec", "it has no axis 'tp'"),
         ("unclosed", "ended before it closed its DataLoader; use `with"),

@@ -59,7 +59,7 @@ def test_a_loader_that_is_killed_between_two_dataloaders_is_not_missed(job_data:
 
 
 def test_a_training_process_that_ends_without_a_word_leaves_nobody_waiting(job_data: Path) -> None:
-    given, said = run(job_data, "hard")
+    given, said = run(job_data, "hard", "--quiet")
     assert len(given["first"]) == 2
     assert said == ""
 
