@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -20,16 +20,17 @@ Emit: TypeAlias = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 Complete: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Makes of them what the trainer gets; on the training thread, in order of the steps."""
 
+NO_MESH_IS_FOR = "without a mesh a batch is for"
+
 
 @runtime_checkable
 class MeshEdge(Protocol):
-    """A mesh of some framework, or the lack of one, as a DataLoader sees it.
+    """A mesh of some framework, or the lack of one, as a DataLoader sees it."""
 
-    Attributes:
-        is_for: the beginning of a sentence that ends with the number of its processes.
-    """
-
-    is_for: ClassVar[str]
+    @property
+    def is_for(self) -> str:
+        """The beginning of a sentence that goes on with the number of its processes, for people."""
+        ...
 
     def way_out(self, *, in_job: bool) -> str:
         """What to do where the mesh is not over all training processes, for people.
@@ -102,7 +103,7 @@ def as_is(fields: Mapping[str, Any]) -> dict[str, Any]:
 class _NoMesh:
     """The numpy rows of the whole batch, for one process."""
 
-    is_for: ClassVar[str] = "without a mesh a batch is for"
+    is_for = NO_MESH_IS_FOR
 
     def way_out(self, *, in_job: bool) -> str:
         return "give DataLoader(mesh=...) over them"
@@ -124,7 +125,7 @@ class _NoMesh:
 class _JaxMesh:
     """Global `jax.Array`s; JAX is imported here and nowhere else in this module."""
 
-    is_for: ClassVar[str] = "the mesh has devices of"
+    is_for = "the mesh has devices of"
 
     def __init__(self, mesh: "Mesh") -> None:
         self._mesh = mesh

@@ -63,6 +63,7 @@ def serve(
     Raises:
         LaunchError: the ranks form no job.
     """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPUs are the trainers'; transforms may load libraries
     loaded = _attempt(load)
     limits = limits or TimeLimits()
     mpi = join_job(role, limits.start_seconds)

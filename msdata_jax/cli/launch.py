@@ -1,46 +1,87 @@
-"""`msdata launch`: a whole job on this machine."""
+"""`msdata launch`: a whole job, on this machine or in a Slurm allocation."""
 
+import os
 import shlex
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 import click
+from msdata_transport.launch import is_in_step
 
-from msdata_jax.cli import options
-from msdata_jax.cli.mpiexec import can_guard, command_line
+from msdata_jax.cli import options, who_runs
+from msdata_jax.cli.mpiexec import can_guard, command_line, spread_line
+from msdata_jax.cli.rank_log import check_folder
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.cli.running import run_until_done
+from msdata_jax.cli.showing import Showing
+from msdata_jax.cli.srun import (
+    Layout,
+    Wanted,
+    check_plugin,
+    find_plugin,
+    is_mpich_wheel,
+    list_plugins,
+    plan_layout,
+    read_allocation,
+    serve_line,
+    spans_hosts,
+    srun_environment,
+    srun_line,
+)
+from msdata_jax.cli.who_runs import describe_ranks, name_roles
 from msdata_jax.errors import LaunchError
 from msdata_jax.lineage.plan_log import check_new
 
 
 @click.command("launch", context_settings={"ignore_unknown_options": True})
-@click.option("--loaders", default=2, show_default=True, type=click.IntRange(1), help="Source loader ranks.")
-@click.option("--trainers", default=1, show_default=True, type=click.IntRange(1), help="Training processes.")
+@click.option(
+    "--loaders", type=click.IntRange(1), help="Source loader ranks.  [default: 2; in a Slurm job by node]"
+)
+@click.option(
+    "--trainers", type=click.IntRange(1), help="Training processes.  [default: 1; in a Slurm job by node]"
+)
 @click.option("--shadows", default=0, show_default=True, type=click.IntRange(0), help="Spare loader ranks.")
 @options.threads
 @options.start_seconds
 @options.heartbeat_seconds
 @options.read_seconds
 @options.plan_log
-@click.option("--dry-run", is_flag=True, help="Print the mpiexec command and stop.")
+@options.log_dir
+@options.showing
+@options.slurm
+@click.option(
+    "--dry-run", is_flag=True, help="Check recipe and script, show who would run what, print the command."
+)
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(  # noqa: PLR0917 - click calls it by name
-    loaders: int,
-    trainers: int,
+    loaders: int | None,
+    trainers: int | None,
     shadows: int,
     threads: int,
     start_seconds: float,
     heartbeat_seconds: float,
     read_seconds: float,
     plan_log: Path | None,
+    launcher: str,
+    trainers_per_node: int | None,
+    loaders_per_node: int | None,
+    mpi: str,
+    srun_options: tuple[str, ...],
+    python: str,
+    run_folder: Path,
+    log_dir: Path | None,
     dry_run: bool,
     recipe: Path,
     train: tuple[str, ...],
+    **showing: Any,
 ) -> int:
-    """Start a job on this machine: one planner, LOADERS loaders and TRAINERS training processes.
+    """Start a job: one planner, LOADERS loaders and TRAINERS training processes.
+
+    In a Slurm job (sbatch, salloc) it starts them by srun on all nodes: on each --trainers-per-node training
+    processes, one for each GPU unless said otherwise, and loaders in the other tasks of --ntasks-per-node.
 
     A loader that dies or hangs is replaced, by one of SHADOWS spare ranks first; the job goes on. When a
     training process or the planner fails, the job ends.
@@ -50,29 +91,74 @@ def command(  # noqa: PLR0917 - click calls it by name
 
     \b
     msdata launch --loaders 3 --trainers 2 recipe.py -- train.py --steps 100
+
+    Exit status: 0 all steps were taken; 85 it was asked to stop, by SIGUSR1 or DataLoader.request_stop(), and
+    did so in order: start it again to go on; 1 the job failed; 2 a wrong call, recipe or script, and nothing
+    was started; 130, 143 and 129 interrupted, told to end (SIGTERM), or its terminal was closed (SIGHUP).
     """
     data_options = ["--threads", str(threads), "--start-seconds", f"{start_seconds:g}"]
     data_options += ["--heartbeat-seconds", f"{heartbeat_seconds:g}", "--read-seconds", f"{read_seconds:g}"]
     if plan_log is not None:
         data_options += ["--plan-log", str(plan_log)]
-    line = command_line(
-        loaders=loaders,
+    if log_dir is not None:
+        data_options += ["--log-dir", str(log_dir)]
+    wanted = Wanted(
         trainers=trainers,
+        trainers_per_node=trainers_per_node,
+        loaders_per_node=loaders_per_node,
         shadows=shadows,
-        guarded=can_guard(),
-        data_options=data_options,
-        recipe=recipe,
-        train=train,
     )
-    if dry_run:
-        click.echo(shlex.join(line))
-        return 0
+    environ, shared = dict(os.environ), None
+    layout, guarded = None, True
+    in_job = "SLURM_JOB_ID" in environ and not is_in_step(environ)
+    if launcher == "srun" or (launcher == "auto" and in_job):
+        layout = _lay_out(wanted, loaders)
+        plugin = find_plugin(environ) if mpi == "auto" else mpi
+        check_plugin(plugin, list_plugins())
+        serve = serve_line(python, layout, data_options, recipe, train)
+        line = srun_line(layout, plugin, serve, srun_options)
+        environ = srun_environment(environ, plugin, is_wheel=is_mpich_wheel())
+        shared = run_folder, f"msdata-run-{environ['SLURM_JOB_ID']}"
+    elif spans_hosts(environ):
+        layout = _lay_out(wanted, loaders)
+        serve = serve_line(python, layout, data_options, recipe, train)
+        line, guarded = spread_line(layout.num_ranks, layout.ranks_per_node, serve), False
+    else:
+        guarded = can_guard()
+        line = command_line(
+            loaders=loaders or 2,
+            trainers=trainers or 1,
+            shadows=shadows,
+            guarded=guarded,
+            data_options=data_options,
+            recipe=recipe,
+            train=train,
+            logged=log_dir is not None,
+        )
     # What is wrong fails here, once, before any rank starts.
-    load_recipe(recipe)
+    loaded = load_recipe(recipe)
     _check_script(Path(train[0]))
     if plan_log is not None:
         check_new(plan_log)
-    return run_until_done(line)
+    shown = Showing(**showing)
+    shown.check()
+    if dry_run:
+        roles = layout.roles if layout else name_roles(loaders or 2, shadows, trainers or 1)
+        rows = describe_ranks(roles, layout.ranks_of_nodes if layout else (), guarded=guarded)
+        who_runs.show(recipe, loaded, rows)
+        click.echo(shlex.join(line))
+        return 0
+    if log_dir is not None:
+        check_folder(log_dir)
+    return run_until_done(line, environ, shared, shown)
+
+
+def _lay_out(wanted: Wanted, loaders: int | None) -> Layout:
+    if loaders is not None:
+        raise click.UsageError(
+            "in a Slurm job every node has as many loaders: say --loaders-per-node instead of --loaders"
+        )
+    return plan_layout(read_allocation(os.environ), wanted)
 
 
 def _check_script(path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command line, `msdata COMMAND`. Commands load what they need when they run."""
 
 import importlib
+import os
 import sys
 
 import click
@@ -15,6 +16,7 @@ _COMMANDS = {
     "simulate": "What balancing would bring on clusters of this size, with the real planner.",
     "doctor": "Check what is installed, and that ranks start and stay free of JAX.",
     "bench": "Run a benchmark and print its rows.",
+    "completion": "Print what bash, zsh or fish reads to complete commands and options.",
 }
 _MODULES = {"inspect": "inspect_log"}
 """Modules not called like their command: a script of that folder would import ours in place of Python's."""
@@ -49,8 +51,9 @@ def cli(ctx: click.Context) -> None:
     msdata launch --loaders 3 --trainers 2 recipe.py -- train.py --steps 100
     msdata doctor
 
-    Exit status: 0 all went well; 1 the job failed, or doctor found trouble; 2 a wrong call or recipe;
-    130, 143 and 129 interrupted, told to end (SIGTERM), or its terminal was closed (SIGHUP).
+    Exit status: 0 all went well; 1 the job failed, or doctor found trouble; 2 a wrong call or recipe; 85 the
+    job was asked to stop and did, so that it can go on; 130, 143 and 129 interrupted, told to end (SIGTERM),
+    or its terminal was closed (SIGHUP).
     """
     # Here, where the process is known to be this command's alone: the block cannot be undone.
     if ctx.invoked_subcommand in _WITHOUT_JAX:
@@ -68,6 +71,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit is none to fail
+        sys.exit(1)
     except MSDataError as error:
         print(f"msdata: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,6 +1,9 @@
 """Options that several commands share."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,3 +36,85 @@ read_seconds = click.option(
     type=click.FloatRange(1),
     help="So does a loader that reads one block for so long.",
 )
+log_dir = click.option(
+    "--log-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="What each rank prints goes to DIR/rank-3-loader.log too; files that are there are added to.",
+)
+_showing = (
+    click.option(
+        "--status/--no-status",
+        default=True,
+        help="On a terminal, a line below the ranks' output that says how the job goes.  [default: --status]",
+    ),
+    click.option(
+        "--status-seconds",
+        type=click.FloatRange(0.1),
+        help="Print such a line every so many seconds instead, wherever stderr goes.",
+    ),
+    click.option(
+        "--summary",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write the summary that is shown at the end to this file, as JSON.",
+    ),
+    click.option("--quiet", is_flag=True, help="No status, and no summary at the end."),
+)
+_slurm = (
+    click.option(
+        "--launcher",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "mpiexec", "srun"]),
+        help="What starts the ranks; auto is srun in a Slurm job, else mpiexec.",
+    ),
+    click.option(
+        "--trainers-per-node",
+        type=click.IntRange(1),
+        help="In a Slurm job: training processes on each node.  [default: its GPUs, or 1]",
+    ),
+    click.option(
+        "--loaders-per-node",
+        type=click.IntRange(1),
+        help="In a Slurm job: tasks on each node that load; one of them all plans.  [default: the others]",
+    ),
+    click.option(
+        "--mpi",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "pmi2", "pmix"]),
+        help="srun's MPI plugin: pmi2 for MPICH, pmix for Open MPI; auto asks SLURM_MPI_TYPE, then mpiexec.",
+    ),
+    click.option(
+        "--srun-option",
+        "srun_options",
+        multiple=True,
+        help="One more option for srun, such as --srun-option=--container-image=IMAGE; may come again.",
+    ),
+    click.option(
+        "--python",
+        default=sys.executable,
+        show_default="this one",
+        help="In a Slurm job: the Python of the ranks, where theirs is another, as in a container.",
+    ),
+    click.option(
+        "--run-folder",
+        default=Path(),
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Under srun: where to keep the run folder, msdata-run-JOB-..., which all nodes must see.  "
+        "[default: the working directory]",
+    ),
+)
+
+
+def showing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `showing.Showing`."""
+    for option in reversed(_showing):
+        command = option(command)
+    return command
+
+
+def slurm(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a job in a Slurm allocation."""
+    for option in reversed(_slurm):
+        command = option(command)
+    return command

@@ -27,9 +27,8 @@ def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> Non
     if path is None:
         return
     if path.suffix.lower() not in suffixes:
-        raise RecipeError(
-            f"{option} writes {', '.join(suffixes[:-1])} or {suffixes[-1]}, by the file's suffix; got {path}"
-        )
+        known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}" if len(suffixes) > 1 else suffixes[0]
+        raise RecipeError(f"{option} writes {known}, by the file's suffix; got {path}")
     trouble = "it may not be written to" if path.exists() and not os.access(path, os.W_OK) else ""
     trouble = trouble or why_no_file(path)
     if trouble:

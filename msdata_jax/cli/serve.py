@@ -2,17 +2,28 @@
 
 import os
 import sys
+import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
-from msdata_transport.launch import rank_from_environment, world_size_from_environment
+from msdata_transport.launch import (
+    has_guard,
+    has_pmi,
+    is_in_step,
+    rank_from_environment,
+    world_size_from_environment,
+)
+from msdata_transport.shared_folder import VARIABLE as SHARED_VARIABLE
 
 from msdata_jax.cli import options
+from msdata_jax.cli.rank_log import begin_log
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
 from msdata_jax.roles.placement import parse_roles, role_of_rank
-from msdata_jax.runtime.job import ROLE_VARIABLE
+from msdata_jax.runtime.job import ROLE_VARIABLE, SHOW_SECONDS
 
 NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- train.py [args]"
 
@@ -22,13 +33,15 @@ NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- tra
     "--role", type=click.Choice(["planner", "loader", "shadow", "constructor"]), help="This rank's role."
 )
 @click.option(
-    "--roles", help="Roles of all ranks in order, such as planner=1,loaders=3,shadows=1,trainers=2."
+    "--roles",
+    help="All roles in order, such as planner=1,loaders=3,shadows=1,trainers=2. A role may come again.",
 )
 @options.threads
 @options.start_seconds
 @options.heartbeat_seconds
 @options.read_seconds
 @options.plan_log
+@options.log_dir
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0917 - click calls it by name
@@ -39,6 +52,7 @@ def command(  # noqa: PLR0917 - click calls it by name
     heartbeat_seconds: float,
     read_seconds: float,
     plan_log: Path | None,
+    log_dir: Path | None,
     recipe: Path,
     train: tuple[str, ...],
 ) -> int:
@@ -65,8 +79,14 @@ def command(  # noqa: PLR0917 - click calls it by name
         role = role_of_rank(roles, rank)
     assert role is not None
     os.environ[ROLE_VARIABLE] = role
+    if log_dir is not None:
+        begin_log(log_dir, rank_from_environment(), role)
+    program = [sys.executable, *train] if role == "constructor" else sys.orig_argv
+    if SHARED_VARIABLE in os.environ and not has_guard():
+        vital = ["--vital"] if role in ("planner", "constructor") else []
+        _become([sys.executable, "-m", "msdata_transport.guard", *vital, "--", *program], train)
     if role == "constructor":
-        return _become_trainer(train)
+        _become(program, train)
     from msdata_jax.runtime.limits import TimeLimits
     from msdata_jax.serve import serve
 
@@ -80,19 +100,29 @@ def _check_start(roles: str, train: tuple[str, ...]) -> None:
     """Refuse on every rank alike what only some would meet; the others would wait for those in vain.
 
     Raises:
-        LaunchError: the roles are not those of so many ranks.
+        LaunchError: the roles are not those of so many ranks, or the ranks cannot find one another.
         UsageError: there is no training script.
     """
-    named, started = sum(parse_roles(roles).values()), world_size_from_environment()
+    named = sum(count for _, count in parse_roles(roles))
+    started = world_size_from_environment()
     if started is not None and started != named:
         raise LaunchError(f"roles {roles!r} name {named} ranks, and {started} were started: start {named}")
+    if is_in_step() and not has_pmi():
+        if rank_from_environment():
+            time.sleep(SHOW_SECONDS)  # rank 0 says it for all
+            sys.exit(2)
+        raise LaunchError(
+            f"srun started {started} tasks without MPI (no PMI or PMIX variable is set), and each would be "
+            f"alone. Use `srun --mpi=pmi2` for MPICH, `srun --mpi=pmix` for Open MPI; `srun --mpi=list` "
+            f"shows what Slurm has"
+        )
     if not train:
         raise click.UsageError(NO_SCRIPT)
 
 
-def _become_trainer(train: tuple[str, ...]) -> int:
-    """Go on as `python train.py ...`, in this very process, which keeps its place in the MPI job."""
-    if not train:
+def _become(program: Sequence[str], train: tuple[str, ...]) -> NoReturn:
+    """Go on as another program, in this very process, which keeps its place in the MPI job."""
+    if not train and os.environ[ROLE_VARIABLE] == "constructor":
         raise click.UsageError(NO_SCRIPT)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *train])
+    os.execv(sys.executable, list(program))

@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 
-def make_console():
+def make_console(*, stderr: bool = False):
     """A console of rich; without a terminal it is wide enough to leave columns whole."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=stderr)
     if not console.is_terminal:
         console.width = 200
     return console

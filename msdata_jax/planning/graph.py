@@ -80,7 +80,7 @@ class Broadcast:
 class DGraph:
     """A strategy; each primitive returns a new graph.
 
-    Example:
+    Examples:
         >>> graph = (
         ...     DGraph()
         ...     .mix({"web": 3, "code": 1}, unit="tokens")

@@ -2,6 +2,7 @@
 
 from msdata_jax.sources.feistel import order_key as order_key
 from msdata_jax.sources.feistel import permute as permute
+from msdata_jax.sources.grain_pipeline import GrainSource as GrainSource
 from msdata_jax.sources.images import DecodeImage as DecodeImage
 from msdata_jax.sources.images import Patchify as Patchify
 from msdata_jax.sources.isolation import IsolatedReader as IsolatedReader

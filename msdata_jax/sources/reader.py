@@ -14,6 +14,7 @@ from msdata_jax.recipe import Source
 from msdata_jax.records import MAX_SUBSTITUTES as MAX_SUBSTITUTES
 from msdata_jax.records import BadSample, Block, Sample, default_measure, info_dtype
 from msdata_jax.sources.files import open_files
+from msdata_jax.sources.grain_pipeline import GrainSource
 from msdata_jax.sources.memory import MemoryRecords
 from msdata_jax.sources.order import Order
 from msdata_jax.sources.protocol import BadRecord, Records, one_line
@@ -250,5 +251,5 @@ def _open(source: Source) -> Records:
             raise SourceError(
                 f"options are for files; data is {type(source.data).__qualname__}, leave them out"
             )
-        return MemoryRecords(source.data)
+        return source.data.open() if isinstance(source.data, GrainSource) else MemoryRecords(source.data)
     return open_files(os.fspath(source.data), source.options, keep_damaged=source.on_bad_sample != "raise")

@@ -135,7 +135,7 @@ def test_resolve_finds_only_what_there_is() -> None:
 def command_lines(path: Path) -> list[list[str]]:
     """Calls of `msdata` in code blocks and backticks, up to the `--` before the training script."""
     text = path.read_text()
-    fences = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    fences = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     # A name in backticks may run over a line's end.
     spans = re.findall(r"`([^`]+)`", without_fences(text))
     lines = [

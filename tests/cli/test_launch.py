@@ -15,8 +15,8 @@ import click
 import pytest
 from msdata_transport import run_folder
 
-from msdata_jax.cli import launch, mpiexec, running, serve
-from msdata_jax.errors import LaunchError, PlanError
+from msdata_jax.cli import launch, mpiexec, running, serve, who_runs
+from msdata_jax.errors import LaunchError, PlanError, RecipeError
 
 
 @pytest.fixture
@@ -106,13 +106,24 @@ def test_the_lost_are_named(lost: object, lines: list[str]) -> None:
     assert running.describe_lost(None) == []
 
 
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with recipe.py and train.py."""
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "train.py").write_text("raise SystemExit('nobody runs it')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def dry_run(capsys: pytest.CaptureFixture, *options: str) -> list[str]:
+    """The words of the command that it prints on stdout."""
     launch.command.main(
         ["--dry-run", *options, "recipe.py", "--", "train.py", "--fast"], standalone_mode=False
     )
     return shlex.split(capsys.readouterr().out)
 
 
+@pytest.mark.usefixtures("scripts")
 def test_a_dry_run_shows_the_command(capsys: pytest.CaptureFixture) -> None:
     words = dry_run(capsys, "--loaders", "3", "--shadows", "1", "--heartbeat-seconds", "2.5")
     python, guard = sys.executable, [sys.executable, "-m", "msdata_transport.guard"]
@@ -131,6 +142,68 @@ def test_a_dry_run_shows_the_command(capsys: pytest.CaptureFixture) -> None:
     assert blocks[3][7:] == ["env", "MSDATA_ROLE=constructor", python, "train.py", "--fast"]
 
 
+@pytest.mark.usefixtures("scripts")
+def test_with_log_files_trainers_start_through_serve(capsys: pytest.CaptureFixture) -> None:
+    words = dry_run(capsys, "--log-dir", "logs")
+    python = sys.executable
+    trainer = words[words.index(":", words.index("loader")) + 1 :]
+    assert trainer[:9] == [
+        "-n", "1", python, "-m", "msdata_transport.guard", "--vital", "--", python, "-m",
+    ]  # fmt: skip
+    assert trainer[trainer.index("--log-dir") + 1] == "logs"
+    assert trainer[trainer.index("--role") + 1 :] == ["constructor", "recipe.py", "--", "train.py", "--fast"]
+
+
+def test_a_dry_run_says_who_would_run_what_and_starts_nothing(
+    scripts: Path, capsys: pytest.CaptureFixture
+) -> None:
+    options = ["--dry-run", "--loaders", "3", "--trainers", "2", "--shadows", "1", "--log-dir", "logs"]
+    assert launch.command.main([*options, "recipe.py", "--", "train.py"], standalone_mode=False) == 0
+    first, head, *rows = capsys.readouterr().err.splitlines()
+    assert first == "recipe.py: 1 source: s"
+    assert head.split() == ["rank", "role"]
+    assert [row.split()[:2] for row in rows] == [
+        ["0", "planner"], ["1-3", "loader"], ["4", "shadow"], ["5-6", "trainer"],
+    ]  # fmt: skip
+    assert sorted(path.name for path in scripts.iterdir()) == ["recipe.py", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.py", "--", "train.py"), "the recipe file nowhere.py does not exist"),
+        (("recipe.py", "--", "nowhere.py"), "the training script nowhere.py does not exist"),
+        (
+            ("--summary", "x.txt", "recipe.py", "--", "train.py"),
+            "--summary writes .json, by the file's suffix",
+        ),
+        (("--summary", "/proc/x.json", "recipe.py", "--", "train.py"), "cannot be written"),
+    ],
+)
+@pytest.mark.usefixtures("scripts")
+def test_a_dry_run_refuses_what_a_real_one_refuses(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises((LaunchError, RecipeError), match=re.escape(message)):
+        launch.command.main(["--dry-run", *arguments], standalone_mode=False)
+
+
+def test_ranks_of_several_nodes_are_shown_by_node() -> None:
+    roles = "trainers=2,loaders=1,planner=1,trainers=2,loaders=2"
+    rows = who_runs.describe_ranks(roles, [4, 4], guarded=False)
+    assert [(row["rank"], row["node"], row["role"]) for row in rows] == [
+        ("0-1", "0", "trainer"), ("2", "0", "loader"), ("3", "0", "planner"),
+        ("4-5", "1", "trainer"), ("6-7", "1", "loader"),
+    ]  # fmt: skip
+    assert "the job ends with it" in rows[1][""]
+
+
+@pytest.mark.parametrize("folder", ["file/logs", "/proc/logs"])
+def test_a_log_folder_that_cannot_be_made_is_told_before_any_rank_starts(scripts: Path, folder: str) -> None:
+    (scripts / "file").touch()
+    with pytest.raises(LaunchError, match=f"--log-dir {folder} cannot be made: .*; name another folder"):
+        launch.command.main(["--log-dir", folder, "recipe.py", "--", "train.py"], standalone_mode=False)
+
+
+@pytest.mark.usefixtures("scripts")
 def test_another_mpi_gets_no_guards(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

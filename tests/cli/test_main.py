@@ -1,5 +1,6 @@
 """The command line as a whole, each call in a process of its own."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -18,14 +19,14 @@ def test_help_names_the_commands() -> None:
     assert done.returncode == 0
     for name in ("launch", "serve", "doctor", "bench"):
         assert f"\n  {name}" in done.stdout
-    for status in ("130", "143", "129"):
+    for status in ("85", "130", "143", "129"):
         assert status in done.stdout
 
 
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("launch", ("--loaders", "--trainers", "--threads", "--dry-run", "RECIPE")),
+        ("launch", ("--loaders", "--trainers", "--threads", "--dry-run", "RECIPE", "Exit status", "85")),
         ("serve", ("--role", "--roles", "--threads")),
         ("doctor", ("--loaders", "--trainers", "--deadline", "--json", "Exit status")),
         ("bench", ("--list", "--quick", "--json")),
@@ -39,18 +40,26 @@ def test_help_of_a_command(command: str, options: tuple[str, ...]) -> None:
 
 @pytest.mark.mpi
 def test_dry_run_prints_the_command_of_each_role(tmp_path: Path) -> None:
+    recipe, train = tmp_path / "some_recipe.py", tmp_path / "train.py"
+    recipe.write_text(
+        "import msdata_jax as msd\n"
+        "strategy = msd.DGraph().mix({'s': 1}).pack(seq_len=8, rows=2)\n"
+        "recipe = msd.Recipe(sources={'s': msd.Source([])}, strategy=strategy)\n"
+    )
+    train.touch()
     done = msdata(
         *("launch", "--loaders", "3", "--trainers", "2", "--dry-run"),
-        *("no_recipe.py", "--", "train.py", "--steps", "5", "a name"),
+        *(str(recipe), "--", str(train), "--steps", "5", "a name"),
     )
     assert done.returncode == 0, done.stderr
+    assert "some_recipe.py: 1 source: s\n" in done.stderr
     line = shlex.split(done.stdout)
     groups = [list(group) for group in _split(line[line.index("-n") :], ":")]
     assert Path(line[0]).name == "mpiexec"
     assert [group[:2] for group in groups] == [["-n", "1"], ["-n", "3"], ["-n", "2"]]
-    assert groups[0][-2:] == ["planner", "no_recipe.py"]
-    assert groups[1][-2:] == ["loader", "no_recipe.py"]
-    assert groups[2][-4:] == ["train.py", "--steps", "5", "a name"]
+    assert groups[0][-2:] == ["planner", str(recipe)]
+    assert groups[1][-2:] == ["loader", str(recipe)]
+    assert groups[2][-4:] == [str(train), "--steps", "5", "a name"]
 
 
 def test_wrong_calls_exit_with_2() -> None:
@@ -67,6 +76,56 @@ def test_a_wrong_recipe_fails_before_any_rank_starts(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "recipe = msd.Recipe(...)" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def complete(line: str) -> list[str]:
+    """What bash is offered behind `line`."""
+    words = [*line.split(), *([""] if line.endswith(" ") else [])]
+    env = {
+        **os.environ,
+        "_MSDATA_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    program = "import sys; from msdata_jax.cli.main import main; sys.argv[0] = 'msdata'; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [offer.partition(",")[2] for offer in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("msdata la", ["launch"]),
+        ("msdata launch --st", ["--start-seconds", "--status", "--status-seconds"]),
+        ("msdata launch --launcher s", ["srun"]),
+        ("msdata serve --role p", ["planner"]),
+        ("msdata completion ", ["bash", "zsh", "fish"]),
+    ],
+)
+def test_a_shell_completes(line: str, offers: list[str]) -> None:
+    assert complete(line) == offers
+
+
+def test_completion_prints_what_a_shell_reads() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        done = msdata("completion", shell)
+        assert done.returncode == 0, done.stderr
+        assert f"_MSDATA_COMPLETE={shell}_complete" in done.stdout
+    bash = msdata("completion", "bash").stdout
+    assert subprocess.run(["bash", "-n"], input=bash, text=True, timeout=20, check=False).returncode == 0
+    assert msdata("completion", "csh").returncode == 2
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    line = [sys.executable, "-m", "msdata_jax", "completion", "bash"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(line, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def _split(words: list[str], separator: str):

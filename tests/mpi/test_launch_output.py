@@ -159,4 +159,4 @@ def test_a_job_that_failed_still_sums_up_what_it_did(job: Path) -> None:
     summary = json.loads((job / "summary.json").read_text())
     assert summary["exit_status"] == 1
     assert summary["steps"] == 6
-    assert done.stderr.rstrip().endswith("the message of the rank that failed first is above")
+    assert done.stderr.rstrip().endswith("msdata: the job failed; the first message above says why")

@@ -37,3 +37,13 @@ def test_what_all_have_is_shown_and_what_all_took_is_released(
         assert (progress.visible, progress.released, progress.slowest) == (visible, released, released)
         assert progress.having(visible) == [each for each in RANKS if has[each] >= visible]
         assert progress.all_left == (left == set(RANKS))
+
+
+def test_waits_are_summed_up_but_for_those_for_the_first_step() -> None:
+    progress = Progress(RANKS)
+    progress.begin(7)
+    for step, wait in ((7, 90.0), (8, 0.5), (9, 0.25)):
+        progress.deliver(3, step, wait)
+    progress.deliver(4, 7, 80.0)
+    assert progress.waited_seconds == {3: 0.75, 4: 0.0, 5: 0.0}
+    assert list(progress.waits) == [0.5, 0.25]

@@ -300,21 +300,27 @@ def looks_past_errors(group: str) -> None:
     from mpi4py import MPI
 
     class Broken:
-        def Iprobe(self, *_: object) -> bool:
+        """It has a message of rank 0, and no call besides succeeds."""
+
+        def Improbe(self, rank: int, *_: object) -> "Broken":
+            return self if rank == 0 else self.Isend()
+
+        def Isend(self, *_: object) -> "Broken":
             raise MPI.Exception(MPI.ERR_OTHER)
 
-        Isend = Irecv = Iprobe
+        Irecv = Isend
 
     job = join(group)
     wire = MpiWire(Broken())
-    assert wire.probe(0) is None
+    assert wire.probe(1) is None
     assert wire.start_send(0, b"x") is None
+    assert wire.probe(0) == wire.probe(0) == 0
     assert wire.start_receive(0, bytearray(1)) is None
     assert not wire.finished(0, MPI.REQUEST_NULL)
     assert wire.num_nameless_errors == 3
     wire._lost = {MPI.ERR_OTHER}
-    with pytest.raises(PeerLost, match="rank 0 is lost"):
-        wire.probe(0)
+    with pytest.raises(PeerLost, match="rank 1 is lost"):
+        wire.probe(1)
     job.leave(ok=True)
     say("looked past")
 

@@ -315,15 +315,23 @@ def test_a_vital_guard_that_is_killed_is_missed_by_another(start, folder: RunFol
         wait_until_gone(pid)
 
 
+def test_a_vital_rank_that_ends_before_the_job_has_formed_ends_it(start, folder: RunFolder) -> None:
+    guarded = start("print(1)", "--vital", rank=5, folder=folder)
+    assert guarded.wait() == 1
+    assert guarded.read_errors().startswith("msdata: rank 5 ended with status 0 before it joined the job; ")
+    assert folder.failures() == ["rank 5: ended before it joined the job"]
+
+
 def test_a_vital_rank_that_ends_well_is_not_missed(start, folder: RunFolder) -> None:
+    folder.announce_formed()
     first = start(SLEEPS, "--vital", rank=4, folder=folder)
     pid = first.read_pid()
     second = start("print(1)", "--vital", rank=5, folder=folder)
     assert second.wait() == 0
-    assert sorted(os.listdir(folder.path)) == ["vital-4"]
+    assert sorted(os.listdir(folder.path)) == ["formed", "vital-4"]
     os.kill(pid, signal.SIGTERM)
     assert first.wait() == 128 + signal.SIGTERM
-    assert sorted(os.listdir(folder.path)) == ["failed-4"]
+    assert sorted(os.listdir(folder.path)) == ["failed-4", "formed"]
 
 
 def wait_for_files(folder: RunFolder, *names: str) -> None:

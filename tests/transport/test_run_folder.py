@@ -153,6 +153,22 @@ def test_what_is_written_is_read(folder: RunFolder) -> None:
     assert folder.read_outcome() is None
 
 
+def test_the_status_is_the_last_one_and_bounded(folder: RunFolder) -> None:
+    assert folder.read_status() is None
+    for step in range(3):
+        folder.write_status({"step": step})
+        assert folder.read_status() == {"step": step}
+    folder.write_status({"step": 3, "names": ["x" * run_folder.MAX_STATUS_BYTES]})
+    assert folder.read_status() == {"step": 2}
+    assert os.listdir(folder.path) == ["status.json"]
+    Path(folder.path, "status.json").write_text("[" * 100_000)
+    assert folder.read_status() is None
+    with RunFolder.temporary() as gone:
+        pass
+    gone.write_status({"step": 0})
+    assert gone.read_status() is None
+
+
 HOLDER = """
 import sys, time
 from msdata_transport import RunFolder

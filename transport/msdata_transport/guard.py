@@ -71,6 +71,10 @@ class Guard:
         """Start the command and stay until it may end; returns the exit status for this process."""
         self._start()
         code = self._watch()
+        if code == 0 and self._left_early:
+            self._say("ended with status 0 before it joined the job; a training script calls initialize() first")
+            self._release()
+            self._end_job(1, self._rank, "ended before it joined the job")
         if code == 0 or self._done:
             self._release()
             self._report_end()
@@ -88,6 +92,11 @@ class Guard:
             self._say(f"is lost: {how}")
         self._linger()
         return 128 + self._told_to_end if self._told_to_end else 0
+
+    @property
+    def _left_early(self) -> bool:
+        """Whether the job cannot form any more, since it waits for this rank."""
+        return self._vital and self._folder is not None and not self._folder.is_formed
 
     def _report_end(self) -> None:
         """Tell the planner of a vital rank that ended well: it may not have said so itself."""

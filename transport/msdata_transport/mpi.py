@@ -24,6 +24,7 @@ import numpy as np
 from msdata_transport.errors import PeerLost, TooLate
 from msdata_transport.framing import DEFAULT_LIMITS, Limits
 from msdata_transport.launch import check_world_size, find_mpiexec, has_guard
+from msdata_transport.mpich import bound_tries, own_provider
 from msdata_transport.polled import Buffer, PolledEndpoint
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class MpiWire:
         self.num_nameless_errors = 0
         self._comm = comm
         self._status = MPI.Status()
+        self._matched: dict[int, tuple[int, MPI.Message]] = {}  # probed, and no receive started
         self._byte = MPI.BYTE
         self._any = MPI.ANY_SOURCE
         self._null = MPI.REQUEST_NULL
@@ -69,9 +71,14 @@ class MpiWire:
             return True
 
     def probe(self, rank: int) -> int | None:
+        # Matched: over some providers of libfabric a plain probe also finds what a started receive waits for.
         try:
-            found = self._comm.Iprobe(rank, _TAG, self._status)
-            return self._status.Get_count(self._byte) if found else None
+            if rank not in self._matched:
+                message = self._comm.Improbe(rank, _TAG, self._status)
+                if message is None:
+                    return None
+                self._matched[rank] = self._status.Get_count(self._byte), message
+            return self._matched[rank][0]
         except self._error as error:
             self._judge(rank, error)
 
@@ -82,11 +89,13 @@ class MpiWire:
             self._judge(rank, error)
 
     def start_receive(self, rank: int, buffer: Buffer) -> "MPI.Request | None":
-        # Between probe and this no other receive can take the message: one thread owns the communicator.
         try:
-            return self._comm.Irecv([buffer, self._byte], rank, _TAG)
+            pending = self._matched[rank][1].Irecv([buffer, self._byte])
         except self._error as error:
             self._judge(rank, error)
+            return None
+        del self._matched[rank]
+        return pending
 
     def finished(self, rank: int, pending: "MPI.Request") -> bool:
         # A request that is null before it was found finished has failed, and MPI would call it finished.
@@ -271,7 +280,8 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     # A thread of C ends the process, since MPI_Init holds the interpreter while it waits.
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)
     try:
-        from mpi4py import MPI
+        with own_provider():
+            from mpi4py import MPI
     finally:
         faulthandler.cancel_dump_traceback_later()
 
@@ -284,6 +294,8 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     group_comm = world.Split(names.index(group), world.Get_rank())
     private = world.Dup()
     private.Set_errhandler(MPI.ERRORS_RETURN)
+    if has_guard():
+        bound_tries()
     return MpiJob(cards, group_comm, private, limits, started_mpi=started_mpi)
 
 
