@@ -132,6 +132,7 @@ class DataLoader:
         self._step_seconds = step_seconds
         self._figures = StepFigures(recipe.source_names)
         self._last: Step | None = None
+        self._has_left = False
         if job is None:
             local = start_in_process(
                 recipe,
@@ -413,6 +414,8 @@ class DataLoader:
             JobFailed: a rank failed after the last step was taken.
             MSDataError: another training process did not close its DataLoader within `step_seconds`.
         """
+        if self._has_left:
+            return  # in a job another one may be open already
         self.start_prefetch()  # the planner hears of everybody before it hears that they leave
         self._side.close(max(self._step_seconds, CLOSE_SECONDS))
         self._wait_for_threads()
@@ -422,6 +425,7 @@ class DataLoader:
             self._job.on_failure = None
             self._job.left = True
             self._job.lost = lost_ranks(self._side.figures)
+        self._has_left = True
 
     def _wait_for_threads(self) -> None:
         if self._local is not None:

@@ -81,7 +81,6 @@ _slurm = (
         "--mpi",
         default="auto",
         show_default=True,
-        type=click.Choice(["auto", "pmi2", "pmix"]),
         help="srun's MPI plugin: pmi2 for MPICH, pmix for Open MPI; auto asks SLURM_MPI_TYPE, then mpiexec.",
     ),
     click.option(

@@ -202,10 +202,10 @@ def _tasks(part: Part, trainers: int, wanted: Wanted) -> int:
             "--trainers-per-node and --loaders-per-node"
         )
     if part.tasks_per_node < trainers + 1:
+        each = " (one for each GPU)" if wanted.trainers_per_node is None and part.gpus_per_node else ""
         raise LaunchError(
-            f"{part.tasks_per_node} tasks a node are too few: {trainers} train on each node"
-            f"{' (one for each GPU)' if wanted.trainers_per_node is None and part.gpus_per_node else ''} and "
-            f"others load and plan. Use sbatch --ntasks-per-node={trainers + 2} or more, or say "
+            f"too few tasks: --ntasks-per-node={part.tasks_per_node}, of which {trainers} for training{each}, "
+            f"and others load and plan. Use sbatch --ntasks-per-node={trainers + 2} or more, or say "
             f"--loaders-per-node"
         )
     return part.tasks_per_node
@@ -230,8 +230,8 @@ def _check_roles(roles: Sequence[str], parts: Sequence[Part], wanted: Wanted) ->
         per_node = [f"{part.num_nodes} x {part.tasks_per_node}" for part in parts]
         least = (parts[-1].tasks_per_node or 0) + 1 + -(-wanted.shadows // parts[-1].num_nodes)
         raise LaunchError(
-            f"{len(roles)} tasks ({' and '.join(per_node)}) are too few for {counts['trainers']} trainers, a "
-            f"planner, {wanted.shadows} shadows and at least one loader. Use sbatch "
+            f"too few tasks: {len(roles)} ({' and '.join(per_node)}) for trainers={counts['trainers']}, "
+            f"planner=1, shadows={wanted.shadows} and at least one loader. Use sbatch "
             f"--ntasks-per-node={least} or more{' in the second part' if len(parts) > 1 else ''}, or say "
             f"--loaders-per-node"
         )

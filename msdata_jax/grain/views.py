@@ -4,7 +4,7 @@ Each view is a mesh, as a DataLoader takes one (`meshes.MeshEdge`), which also k
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +30,12 @@ INPUTS_AND_TARGETS = {
 class GlobalArrays(MeshEdge):
     """Global arrays in the trainer's sharding; without a mesh the numpy rows of the whole batch."""
 
-    is_for: ClassVar[str] = "the mesh of an MSDataset is for"
-
     def __init__(self, mesh: Any) -> None:
         self._mesh, self._edge = mesh, edge_of(mesh)
+
+    @property
+    def is_for(self) -> str:
+        return self._edge.is_for
 
     def way_out(self, *, in_job: bool) -> str:
         return self._edge.way_out(in_job=in_job)

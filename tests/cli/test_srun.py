@@ -58,9 +58,18 @@ LOADING = Part(num_nodes=2, tasks_per_node=3)
     ("change", "part"),
     [
         ({}, Part(num_nodes=2, tasks_per_node=5, gpus_per_node=2, cpus_per_task=2)),
-        ({"SLURM_GPUS_PER_NODE": "a100:4"}, Part(num_nodes=2, tasks_per_node=5, gpus_per_node=4, cpus_per_task=2)),
-        ({"SLURM_GPUS_PER_NODE": "a:1,b:2"}, Part(num_nodes=2, tasks_per_node=5, gpus_per_node=3, cpus_per_task=2)),
-        ({"SLURM_GPUS_PER_NODE": None}, Part(num_nodes=2, tasks_per_node=5, gpus_per_node=2, cpus_per_task=2)),
+        (
+            {"SLURM_GPUS_PER_NODE": "a100:4"},
+            Part(num_nodes=2, tasks_per_node=5, gpus_per_node=4, cpus_per_task=2),
+        ),
+        (
+            {"SLURM_GPUS_PER_NODE": "a:1,b:2"},
+            Part(num_nodes=2, tasks_per_node=5, gpus_per_node=3, cpus_per_task=2),
+        ),
+        (
+            {"SLURM_GPUS_PER_NODE": None},
+            Part(num_nodes=2, tasks_per_node=5, gpus_per_node=2, cpus_per_task=2),
+        ),
         (
             {"SLURM_GPUS_PER_NODE": None, "SLURM_GPUS_ON_NODE": None, "SLURM_CPUS_PER_TASK": None},
             Part(num_nodes=2, tasks_per_node=5),
@@ -74,7 +83,7 @@ LOADING = Part(num_nodes=2, tasks_per_node=3)
             Part(num_nodes=2, gpus_per_node=2, cpus_per_task=2),
         ),
     ],
-)  # fmt: skip
+)
 def test_reads_what_slurm_gave(change: dict[str, str | None], part: Part) -> None:
     environ = {name: value for name, value in {**JOB, **change}.items() if value is not None}
     assert read_allocation(environ) == [part]
@@ -114,10 +123,14 @@ def test_reads_the_parts_of_a_heterogeneous_job() -> None:
             "trainers=1,loaders=1,planner=1,loaders=1,shadows=2",
         ),
         ([TRAINING, LOADING], Wanted(), "trainers=4,loaders=2,planner=1,loaders=3"),
-        ([TRAINING, LOADING], Wanted(trainers=2, trainers_per_node=1), "trainers=2,loaders=2,planner=1,loaders=3"),
+        (
+            [TRAINING, LOADING],
+            Wanted(trainers=2, trainers_per_node=1),
+            "trainers=2,loaders=2,planner=1,loaders=3",
+        ),
         ([TRAINING, LOADING], Wanted(loaders_per_node=1, shadows=0), "trainers=4,planner=1,loaders=1"),
     ],
-)  # fmt: skip
+)
 def test_layouts(parts: list[Part], wanted: Wanted, roles: str) -> None:
     layout = plan_layout(parts, wanted)
     assert layout.roles == roles
@@ -141,19 +154,43 @@ def test_every_rank_has_its_place(nodes: int, trainers: int, loaders: int, shado
 @pytest.mark.parametrize(
     ("parts", "wanted", "message"),
     [
-        ([Part(num_nodes=2, tasks_per_node=4, gpus_per_node=4)], Wanted(), r"4 tasks a node are too few: 4 train .*\(one for each GPU\).* --ntasks-per-node=6"),
-        ([Part(num_nodes=1, tasks_per_node=1)], Wanted(), "1 tasks a node are too few: 1 train .* --ntasks-per-node=3"),
-        ([Part(num_nodes=1, tasks_per_node=2)], Wanted(), "2 tasks .* too few for 1 trainers, a planner, 0 shadows and at least one loader. Use sbatch --ntasks-per-node=3"),
-        ([Part(num_nodes=2, tasks_per_node=3)], Wanted(shadows=3), r"6 tasks \(2 x 3\) are too few .* 3 shadows"),
+        (
+            [Part(num_nodes=2, tasks_per_node=4, gpus_per_node=4)],
+            Wanted(),
+            r"per-node=4, of which 4 for training \(one for each GPU\).*per-node=6",
+        ),
+        (
+            [Part(num_nodes=1, tasks_per_node=1)],
+            Wanted(),
+            "per-node=1, of which 1 for training, .*per-node=3 or more",
+        ),
+        (
+            [Part(num_nodes=1, tasks_per_node=2)],
+            Wanted(),
+            r"tasks: 2 \(1 x 2\) for trainers=1, planner=1, .* --ntasks-per-node=3",
+        ),
+        ([Part(num_nodes=2, tasks_per_node=3)], Wanted(shadows=3), r"6 \(2 x 3\) .* shadows=3"),
         ([Part(num_nodes=2)], Wanted(), "nodes of this job differ in tasks: use sbatch --ntasks-per-node=N"),
-        ([Part(num_nodes=2, tasks_per_node=3)], Wanted(trainers=3), "3 trainers do not fit on 2 nodes with 1 a node"),
+        (
+            [Part(num_nodes=2, tasks_per_node=3)],
+            Wanted(trainers=3),
+            "3 trainers do not fit on 2 nodes with 1 a node",
+        ),
         ([LOADING, TRAINING], Wanted(), "second part .* has GPUs and the first has none"),
         ([TRAINING, LOADING, LOADING], Wanted(), "has two parts, .* this one has 3"),
-        ([TRAINING, Part(num_nodes=1, tasks_per_node=1)], Wanted(), "--ntasks-per-node=2 or more in the second part"),
+        (
+            [TRAINING, Part(num_nodes=1, tasks_per_node=1)],
+            Wanted(),
+            "--ntasks-per-node=2 or more in the second part",
+        ),
         ([TRAINING, Part(num_nodes=2)], Wanted(), "second part's nodes differ in tasks"),
-        ([TRAINING, LOADING], Wanted(trainers=3), "first part has 4 tasks and all of them train, got --trainers 3"),
+        (
+            [TRAINING, LOADING],
+            Wanted(trainers=3),
+            "first part has 4 tasks and all of them train, got --trainers 3",
+        ),
     ],
-)  # fmt: skip
+)
 def test_allocations_that_are_no_job(parts: list[Part], wanted: Wanted, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         plan_layout(parts, wanted)
@@ -164,12 +201,34 @@ def test_the_command_of_one_job() -> None:
     rank = serve_line("python", layout, ["--threads", "2"], Path("recipe.py"), ["train.py", "--fast"])
     assert rank == [
         *("python", "-m", "msdata_jax", "serve", "--threads", "2"),
-        *("--roles", "trainers=2,loaders=2,planner=1,trainers=2,loaders=3", "recipe.py", "--", "train.py", "--fast"),
-    ]  # fmt: skip
+        *(
+            "--roles",
+            "trainers=2,loaders=2,planner=1,trainers=2,loaders=3",
+            "recipe.py",
+            "--",
+            "train.py",
+            "--fast",
+        ),
+    ]
     assert srun_line(layout, "pmi2", ["rank"], ["--exclusive"]) == [
-        *("srun", "--mpi=pmi2", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--cpu-bind=none", "--nodes=2"),
-        *("--ntasks=10", "--ntasks-per-node=5", "--distribution=block", "--cpus-per-task=2", "--exclusive", "rank"),
-    ]  # fmt: skip
+        *(
+            "srun",
+            "--mpi=pmi2",
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            "--no-kill",
+            "--cpu-bind=none",
+            "--nodes=2",
+        ),
+        *(
+            "--ntasks=10",
+            "--ntasks-per-node=5",
+            "--distribution=block",
+            "--cpus-per-task=2",
+            "--exclusive",
+            "rank",
+        ),
+    ]
 
 
 def test_the_command_of_a_heterogeneous_job() -> None:

@@ -32,7 +32,12 @@ def several() -> None:
             given.append(loader.last_step.content_digest)
             states[step + 1] = loader.state()
     show("first", given)
-    loader = msd.DataLoader(recipe, num_steps=6)
+    former, loader = loader, msd.DataLoader(recipe, num_steps=6)
+    former.close()  # once more, which says nothing of the new one
+    try:
+        msd.DataLoader(recipe)
+    except msd.LaunchError as error:
+        show("second", str(error))
     loader.restore(states[2])
     show("restored", digests(loader, loader))
     loader.close()

@@ -41,6 +41,7 @@ def test_each_dataloader_gives_the_same_steps_from_wherever_it_begins(job_data: 
     given, _ = run(job_data, "several", "--plan-log", str(log))
     first = given["first"]
     assert len(set(first)) == 6
+    assert "the one before is still open" in given["second"]
     assert given["restored"] == first[2:]
     assert given["skipped"] == first[4:]
     assert given["last"] == first[:1]
