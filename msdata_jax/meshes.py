@@ -129,6 +129,7 @@ class _JaxMesh:
 
     def __init__(self, mesh: "Mesh") -> None:
         self._mesh = mesh
+        self._written: Mapping[Spec, Spec] = {}
 
     def way_out(self, *, in_job: bool) -> str:
         if in_job:
@@ -143,7 +144,9 @@ class _JaxMesh:
     def plain_specs(self, specs: "Mapping[str, PartitionSpec]") -> dict[str, Spec]:
         from msdata_jax.spmd.mesh import plain_specs
 
-        return plain_specs(specs)
+        plain = plain_specs(specs)
+        self._written = {_without_trailing_none(spec): spec for spec in plain.values()}
+        return plain
 
     def emitter(
         self, specs: Mapping[str, Spec], tree: ClientPlaceTree, graph: DGraph
@@ -155,4 +158,14 @@ class _JaxMesh:
             return broadcast.emit_local, broadcast.complete
         from msdata_jax.spmd.arrays import ArrayEmitter
 
-        return ArrayEmitter(self._mesh, specs).emit, as_is
+        # JAX tells P("dp") from P("dp", None), so arrays come in specs as the user writes them.
+        as_written = {
+            name: self._written.get(_without_trailing_none(spec), spec) for name, spec in specs.items()
+        }
+        return ArrayEmitter(self._mesh, as_written).emit, as_is
+
+
+def _without_trailing_none(spec: Spec) -> Spec:
+    while spec and spec[-1] is None:
+        spec = spec[:-1]
+    return spec

@@ -58,10 +58,9 @@ class ArrayEmitter:
     """
 
     def __init__(self, mesh: Mesh, specs: Mapping[str, Spec]) -> None:
-        rows_of_axes = {
-            axes: ProcessRows(mesh, axes) for axes in {axes_tuple(spec[0]) for spec in specs.values()}
-        }
-        self.rows = {name: rows_of_axes[axes_tuple(spec[0])] for name, spec in specs.items()}
+        row_axes = {name: axes_tuple(spec[0] if spec else None) for name, spec in specs.items()}
+        rows_of_axes = {axes: ProcessRows(mesh, axes) for axes in set(row_axes.values())}
+        self.rows = {name: rows_of_axes[axes] for name, axes in row_axes.items()}
         self.shardings = {name: NamedSharding(mesh, PartitionSpec(*spec)) for name, spec in specs.items()}
 
     def emit(self, fields: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:

@@ -53,6 +53,11 @@ def main() -> None:
     for each, specs, message in REFUSED:
         with pytest.raises(msd.RecipeError, match=re.escape(message)):
             msd.DataLoader(each, mesh=MESH, specs=specs)
+    for written in (P("dp"), P("dp", None)):
+        with msd.DataLoader(recipe(), mesh=MESH, specs={"tokens": written}, num_steps=1) as loader:
+            batch = next(loader)
+        for name in ("tokens", "targets", "loss_mask"):
+            assert batch[name].sharding == jax.NamedSharding(MESH, written), name
     merged = recipe(rows=8)
     specs = {"tokens": P(("dp", "cp"), "tp"), "loss_mask": P(("dp", "cp"))}
     with msd.DataLoader(merged, mesh=MESH, specs=specs, num_steps=2) as loader:
