@@ -256,9 +256,10 @@ class DataLoader:
         None on every training process but the first, which alone has them.
 
         Raises:
-            CheckpointError: no step was delivered yet, and nothing was restored.
+            CheckpointError: no step was delivered yet, and nothing was restored, or `skip_to` goes beyond it.
         """
-        if self._last is None and not self._join.state_digest:
+        restored = DataState.from_leaves(self._leaves).step if self._last is None and self._leaves else -1
+        if self._last is None and restored < max(self._join.skip_to, 0):
             raise CheckpointError("there is nothing to save before the first step; save after a step")
         return self._leaves if self._is_first else None
 
@@ -270,7 +271,10 @@ class DataLoader:
         """
         leaves = self.leaves()
         if leaves is None:
-            raise CheckpointError("the first training process alone holds the state; ask it there")
+            raise CheckpointError(
+                "the first training process alone holds the state: save it there by DataSave; on all of them "
+                "go on by skip_to(next_step), or keep a journal"
+            )
         return DataState.from_leaves(leaves)
 
     def pin_blocks(self) -> None:
@@ -421,7 +425,7 @@ class DataLoader:
         self._wait_for_threads()
         if self._journal is not None:
             self._journal.close()
-        if self._job is not None:
+        if self._job is not None and self._job.on_failure == self._side.fail:  # no other one is open
             self._job.on_failure = None
             self._job.left = True
             self._job.lost = lost_ranks(self._side.figures)

@@ -4,6 +4,7 @@ import os
 import shlex
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from msdata_jax.cli import options, who_runs
 from msdata_jax.cli.mpiexec import can_guard, command_line, spread_line
 from msdata_jax.cli.rank_log import check_folder
 from msdata_jax.cli.recipes import load_recipe
-from msdata_jax.cli.running import run_until_done
+from msdata_jax.cli.running import Spread, run_until_done
 from msdata_jax.cli.showing import Showing
 from msdata_jax.cli.srun import (
     Layout,
@@ -23,12 +24,14 @@ from msdata_jax.cli.srun import (
     find_plugin,
     is_mpich_wheel,
     list_plugins,
+    lost_nodes,
     plan_layout,
     read_allocation,
     serve_line,
     spans_hosts,
     srun_environment,
     srun_line,
+    vital_nodes,
 )
 from msdata_jax.cli.who_runs import describe_ranks, name_roles
 from msdata_jax.errors import LaunchError
@@ -108,7 +111,7 @@ def command(  # noqa: PLR0917 - click calls it by name
         loaders_per_node=loaders_per_node,
         shadows=shadows,
     )
-    environ, shared = dict(os.environ), None
+    environ, spread = dict(os.environ), None
     layout, guarded = None, True
     in_job = "SLURM_JOB_ID" in environ and not is_in_step(environ)
     if launcher == "srun" or (launcher == "auto" and in_job):
@@ -118,7 +121,8 @@ def command(  # noqa: PLR0917 - click calls it by name
         serve = serve_line(python, layout, data_options, recipe, train)
         line = srun_line(layout, plugin, serve, srun_options)
         environ = srun_environment(environ, plugin, is_wheel=is_mpich_wheel())
-        shared = run_folder, f"msdata-run-{environ['SLURM_JOB_ID']}"
+        watch = partial(lost_nodes, environ["SLURM_JOB_ID"], vital_nodes(layout, environ))
+        spread = Spread(parent=run_folder, name=f"msdata-run-{environ['SLURM_JOB_ID']}", lost_nodes=watch)
     elif spans_hosts(environ):
         layout = _lay_out(wanted, loaders)
         serve = serve_line(python, layout, data_options, recipe, train)
@@ -150,7 +154,7 @@ def command(  # noqa: PLR0917 - click calls it by name
         return 0
     if log_dir is not None:
         check_folder(log_dir)
-    return run_until_done(line, environ, shared, shown)
+    return run_until_done(line, environ, spread, shown)
 
 
 def _lay_out(wanted: Wanted, loaders: int | None) -> Layout:

@@ -9,7 +9,7 @@ import click
 from msdata_jax.errors import MSDataError
 
 _COMMANDS = {
-    "launch": "Start a job on this machine: planner, loaders and trainers under mpiexec.",
+    "launch": "Start a job: planner, loaders and trainers, on this machine or in a Slurm allocation.",
     "serve": "Be one rank of a job: planner, loader, or trainer.",
     "plan": "Dry run: what a recipe's steps look like on a mesh, and what to change.",
     "inspect": "Ask a plan log what was in a step or row, or a checkpoint where the data stand.",

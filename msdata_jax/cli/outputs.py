@@ -44,5 +44,5 @@ def write_output(path: Path, write: Callable[[], object]) -> bool:
     except (MSDataError, OSError) as error:
         click.echo(f"msdata: {path} was not written: {error}", err=True)
         return False
-    click.echo(f"wrote {path}", err=True)
+    click.echo(f"msdata: wrote {path}", err=True)
     return True

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,35 @@ STOP_SECONDS = 5.0
 """How long ranks may take to end after an interrupt before they are killed."""
 OVERDUE_SECONDS = 15.0
 """How long srun may take to end once the ranks that the job needs have ended; a hung node never does."""
+FAILED_SECONDS = 5.0
+"""How long srun may take to end once a rank has failed that the job needs."""
+NODES_SECONDS = 10.0
+"""How often Slurm is asked for the nodes that a job still has."""
+LATE_SECONDS = 60.0
 LOOK_AGAIN_SECONDS = 0.5
 GONE_SECONDS = 2.0
 """How long ranks may take to be gone once mpiexec has ended."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """What a job on several hosts needs beside.
+
+    Attributes:
+        parent: a folder that all of them see.
+        name: begins the name of the run folder in it.
+        lost_nodes: gives the nodes that are gone with ranks that the job needs.
+    """
+
+    parent: Path
+    name: str
+    lost_nodes: Callable[[], Sequence[str]]
+
+
 def run_until_done(
     line: list[str],
     environ: Mapping[str, str] = os.environ,
-    shared: tuple[Path, str] | None = None,
+    spread: Spread | None = None,
     showing: Showing = Showing(),  # noqa: B008 - frozen
 ) -> int:
     """Run mpiexec with a run folder; on an interrupt, SIGTERM or SIGHUP end all ranks. Gives the exit status.
@@ -51,8 +72,7 @@ def run_until_done(
     Args:
         line: the command of mpiexec or srun.
         environ: for it.
-        shared: for ranks on several hosts, a folder that all of them see, and how the run folder in it is
-            called.
+        spread: what a job on several hosts needs beside.
         showing: what to show of it.
 
     Raises:
@@ -61,23 +81,19 @@ def run_until_done(
     before = set(unmapped_segments())
     with ExitStack() as stack:
         try:
-            fresh = SharedRunFolder.fresh(*shared) if shared else RunFolder.temporary()
+            fresh = SharedRunFolder.fresh(spread.parent, spread.name) if spread else RunFolder.temporary()
             folder = stack.enter_context(fresh)
         except OSError as error:
             way_out = (
-                "say --run-folder with one that all nodes see" if shared else "set TMPDIR to one with room"
+                "say --run-folder with one that all nodes see" if spread else "set TMPDIR to one with room"
             )
             raise LaunchError(f"no folder for the job can be made: {error}; {way_out}") from error
         begin = time.monotonic()
-        received, status = _run(line, folder, environ, showing.view(folder))
+        received, status = _run(line, folder, environ, showing.view(folder), spread)
         seconds, last = time.monotonic() - begin, folder.read_status()
-        outcome = folder.read_outcome() if folder.is_formed else {"ok": status == 0}
-        failures = folder.failures()
+        outcome, went_well = _judge(folder, status)
         _wait_until_gone(folder)
     lost = describe_lost(outcome)
-    went_well = (
-        outcome is not None and outcome.get("ok") is True and not failures and (bool(lost) or not status)
-    )
     remove_new_segments(before)
     if received:
         with suppress(OSError):  # the terminal may be gone; nothing must stay in a buffer for its end
@@ -95,6 +111,27 @@ def run_until_done(
     return exit_status
 
 
+def _judge(folder: RunFolder, status: int) -> tuple[dict[str, Any] | None, bool]:
+    """The planner's word of how the job ended, and whether it ended well.
+
+    A network file system may show what other hosts wrote some seconds late, so it is worth a wait where the
+    ranks ended well and the planner's word is missing, or the job did and a rank seems to go on.
+    """
+    deadline = time.monotonic() + LATE_SECONDS
+    while True:
+        outcome = folder.read_outcome()
+        if outcome is None and not folder.is_formed and not isinstance(folder, SharedRunFolder):
+            outcome = {"ok": status == 0}  # the ranks never met
+        is_ok = outcome is not None and outcome.get("ok") is True and not folder.failures()
+        going_on = isinstance(folder, SharedRunFolder) and folder.num_vital != 0
+        is_late = (
+            going_on if is_ok else isinstance(folder, SharedRunFolder) and outcome is None and not status
+        )
+        if not is_late or time.monotonic() > deadline:
+            return outcome, is_ok and not going_on and (bool(describe_lost(outcome)) or not status)
+        time.sleep(LOOK_AGAIN_SECONDS)
+
+
 def describe_lost(outcome: Mapping[str, Any] | None) -> list[str]:
     """The loaders and shadows that the job went on without, a line each, from the planner's outcome."""
     listed = outcome.get("lost") if outcome else None
@@ -109,7 +146,11 @@ def describe_lost(outcome: Mapping[str, Any] | None) -> list[str]:
 
 
 def _run(
-    line: list[str], folder: RunFolder, environ: Mapping[str, str], view: StatusView | None
+    line: list[str],
+    folder: RunFolder,
+    environ: Mapping[str, str],
+    view: StatusView | None,
+    spread: Spread | None,
 ) -> tuple[int, int]:
     """Run mpiexec; returns the signal that ended it (0 for none) and its exit status."""
     environment = {name: value for name, value in environ.items() if name != ROLE_VARIABLE}
@@ -151,28 +192,46 @@ def _run(
         previous = {number: signal.signal(number, stop) for number in numbers}
         previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: folder.ask_to_stop())
         try:
-            _wait(process, folder)
+            is_overdue = _wait(process, folder, spread)
         finally:
             killer.cancel()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-    return (received[0] if received else 0), process.returncode
+    return (received[0] if received else 0), 0 if is_overdue else process.returncode
 
 
-def _wait(process: subprocess.Popen[bytes], folder: RunFolder) -> None:
-    """Wait for the launcher; under srun end the step where only ranks are left that the job did without."""
-    since = None
-    while isinstance(folder, SharedRunFolder):
+def _wait(process: subprocess.Popen[bytes], folder: RunFolder, spread: Spread | None) -> bool:
+    """Wait for the launcher; under srun end a step that would not end by itself.
+
+    It would not where only ranks are left that the job did without, on a node that hangs; where a rank ended
+    before it started MPI, which the others wait for; and where a node was lost with ranks that the job needs,
+    until JAX notices. Returns whether it was the first.
+    """
+    overdue = next_look = time.monotonic()
+    failed = float("inf")
+    is_overdue = False
+    while spread is not None and isinstance(folder, SharedRunFolder):
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
-            return
+            return is_overdue
+        now = time.monotonic()
         if not folder.is_over or folder.num_vital:
-            since = None
-        elif since is None:
-            since = time.monotonic()
-        elif time.monotonic() - since > OVERDUE_SECONDS:
+            overdue = now + OVERDUE_SECONDS
+        elif now > overdue:
+            is_overdue = True
             process.terminate()
+        if folder.failures():
+            failed = min(failed, now + FAILED_SECONDS)
+        if now > failed:
+            process.terminate()
+        if now > next_look:
+            next_look = now + NODES_SECONDS
+            lost = spread.lost_nodes()
+            if lost:
+                click.echo(f"msdata: lost with ranks that the job needs: {', '.join(lost)}", err=True)
+                process.terminate()
     process.wait()
+    return is_overdue
 
 
 def _wait_until_gone(folder: RunFolder) -> None:

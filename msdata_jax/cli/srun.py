@@ -12,7 +12,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 
 from msdata_transport import find_mpiexec
@@ -21,6 +21,7 @@ from msdata_transport.mpich import PROVIDER, PROVIDER_VARIABLE
 from msdata_transport.shared_folder import VARIABLE as SHARED_VARIABLE
 
 from msdata_jax.errors import LaunchError
+from msdata_jax.roles.placement import role_of_rank
 
 PLUGINS = ("pmi2", "pmix")
 _OWN_TASKS = (
@@ -204,7 +205,7 @@ def _tasks(part: Part, trainers: int, wanted: Wanted) -> int:
     if part.tasks_per_node < trainers + 1:
         each = " (one for each GPU)" if wanted.trainers_per_node is None and part.gpus_per_node else ""
         raise LaunchError(
-            f"too few tasks: --ntasks-per-node={part.tasks_per_node}, of which {trainers} for training{each}, "
+            f"too few tasks: --ntasks-per-node={part.tasks_per_node}, of which {trainers} to train{each}, "
             f"and others load and plan. Use sbatch --ntasks-per-node={trainers + 2} or more, or say "
             f"--loaders-per-node"
         )
@@ -314,6 +315,42 @@ def list_plugins() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"srun does not answer: {error}; use --launcher mpiexec") from error
     return asked.stdout + asked.stderr
+
+
+def vital_nodes(layout: Layout, environ: Mapping[str, str]) -> list[str]:
+    """The names of the nodes whose ranks the job needs; none where the nodes cannot be named.
+
+    A heterogeneous job has none: Slurm ends it whole when it loses a node.
+    """
+    names = _slurm("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))
+    if len(layout.parts) > 1 or len(names) != len(layout.ranks_of_nodes):
+        return []
+    last_ranks = accumulate(layout.ranks_of_nodes)
+    blocks = [
+        range(last - count, last) for last, count in zip(last_ranks, layout.ranks_of_nodes, strict=True)
+    ]
+    needed = {"planner", "constructor"}
+    return [
+        name
+        for name, block in zip(names, blocks, strict=True)
+        if needed & {role_of_rank(layout.roles, rank) for rank in block}
+    ]
+
+
+def lost_nodes(job: str, vital: Sequence[str]) -> list[str]:
+    """Those of the nodes that the job does not have any more; none where Slurm does not answer."""
+    nodes = _slurm("squeue", "--noheader", f"--job={job}", "--states=running", "--format=%N")
+    left = _slurm("scontrol", "show", "hostnames", nodes[0]) if len(nodes) == 1 else []
+    return [name for name in vital if name not in left] if left else []
+
+
+def _slurm(*command: str) -> list[str]:
+    """The words that a command of Slurm's printed; none where it failed."""
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return asked.stdout.split() if asked.returncode == 0 else []
 
 
 def check_plugin(plugin: str, listed: str) -> None:

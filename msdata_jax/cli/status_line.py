@@ -47,7 +47,7 @@ def _running(status: Mapping[str, Any]) -> str:
     if not status["recent"]:
         parts.append("the first is being made")
     if status["steps_per_second"] is not None:
-        parts += [in_pace(status["steps_per_second"]), f"data wait {_percent(status['data_wait'])}"]
+        parts += [in_pace(status["steps_per_second"]), f"data wait {percent(status['data_wait'])}"]
     if status["recent"] is not None:
         parts.append(f"imbalance {status['recent']['imbalance']:.2f}")
     if status["buffers"] is not None:
@@ -68,7 +68,8 @@ def in_pace(steps_per_second: float) -> str:
     return f"{steps_per_second:.3g} steps/s"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """A share as people say it."""
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msdata_jax.cli.status_line import in_pace
+from msdata_jax.cli.status_line import in_pace, percent
 from msdata_jax.cli.tables import format_value
 
 MOST_SOURCES = 12
@@ -41,7 +41,8 @@ def summarise(
         **summary,
         **{name: totals[name] for name in ("steps", "steps_per_second")},
         **{name: totals[name] for name in ("imbalance", "imbalance_unbalanced", "fill")},
-        "data_wait": round(totals["waited_seconds"] / stepping, 5) if stepping else None,
+        "stepping_seconds": round(stepping, 1),
+        "data_wait": round(min(totals["waited_seconds"] / stepping, 1.0), 5) if stepping else None,
         "data_wait_ms": status["wait_ms"],
         "sources": [
             {
@@ -60,10 +61,13 @@ def in_lines(summary: Mapping[str, Any]) -> list[str]:
         return []
     steps = summary["steps"]
     lines = [f"{steps} step{'s' if steps > 1 else ''} in {_duration(summary['seconds'])}"]
-    lines[0] += f", {in_pace(summary['steps_per_second'])}" if summary["steps_per_second"] else ""
+    if summary["steps_per_second"]:
+        besides = max(summary["seconds"] - summary["stepping_seconds"], 0.0)
+        pace = in_pace(summary["steps_per_second"])
+        lines[0] += f", {_duration(besides)} of it to start and to end; {pace}"
     lines[0] += ", stopped early on request" if summary["stopped"] else ""
     if summary["data_wait"] is not None:
-        wait = f"data wait {100 * summary['data_wait']:.2g} % of the time"
+        wait = f"data wait {percent(summary['data_wait'])} of the time"
         each = summary["data_wait_ms"]
         lines.append(wait + (f" (a step {each['p50']:.3g} ms, p95 {each['p95']:.3g} ms)" if each else ""))
     lines.append(

@@ -20,7 +20,7 @@ from msdata_jax.checkpoint.writer import Saver, local_path
 from msdata_jax.data_state import DataState
 from msdata_jax.errors import CheckpointError, JobFailed, MSDataError
 from msdata_jax.grain.position import NO_DIGEST, Position
-from msdata_jax.grain.turns import CLOSE_SECONDS, Turns
+from msdata_jax.grain.turns import CLOSE_SECONDS, Turns, wait_for_closings
 from msdata_jax.loader import DataLoader
 from msdata_jax.runtime.job import current_job
 
@@ -76,6 +76,7 @@ class MSDatasetIterator(grain.DatasetIterator[dict[str, Any]]):
         self._loader: DataLoader | None = None
         self._ended: DataLoader | None = None  # one that closed itself, since its data ended
         self._bookmark: Bookmark | None = None
+        self._known: tuple[int, Mapping[str, bytes] | None] | None = None  # a step, and the state before it
         self._saver = Saver()
         self._lock = threading.Lock()  # of `_loader`, which `close` takes from any thread
 
@@ -136,11 +137,18 @@ class MSDatasetIterator(grain.DatasetIterator[dict[str, Any]]):
         return batch
 
     def _pass_step_before(self, loader: DataLoader) -> None:
-        """Deliver a step unseen; the one before the position must be what it was."""
+        """Deliver a step unseen; the one before the position must be what it was.
+
+        Raises:
+            StopIteration: somebody asked the data to end before.
+            CheckpointError: that step is not what it was, or is not there.
+        """
         position = self._position
         try:
             self._take(loader)
         except StopIteration:
+            if loader.stopped:
+                raise
             raise CheckpointError(
                 f"the position is before step {position.step}; the data end at step {loader.next_step} now"
             ) from None
@@ -156,6 +164,7 @@ class MSDatasetIterator(grain.DatasetIterator[dict[str, Any]]):
     def _stand_behind(self, loader: DataLoader) -> None:
         last = loader.last_step
         self._position = replace(self._position, step=last.step + 1, plan_digest=last.content_digest)
+        self._known = last.step + 1, loader.leaves()
 
     def start_prefetch(self) -> None:
         """Open the DataLoader and let it make steps ready."""
@@ -189,7 +198,7 @@ class MSDatasetIterator(grain.DatasetIterator[dict[str, Any]]):
     def _move(self, position: Position) -> None:
         if position != self._position:
             self.let_go()
-            self._position = position
+            self._position, self._known = position, None
 
     @property
     def loader(self) -> DataLoader:
@@ -199,18 +208,17 @@ class MSDatasetIterator(grain.DatasetIterator[dict[str, Any]]):
     # --- data checkpoints: `checkpoint.writer.Checkpointed` -----------------------------------------------
 
     def leaves(self) -> Mapping[str, bytes] | None:
-        """As `DataLoader.leaves`, of the step that was delivered last.
+        """As `DataLoader.leaves`, of the step that was delivered last; also while another iterator is read.
 
         Raises:
             CheckpointError: nothing was delivered here yet.
         """
-        loader = self._loader
-        if loader is None or loader.next_step != self._position.step:
+        if self._known is None or self._known[0] != self._position.step:
             raise CheckpointError(
                 f"there is no whole state before step {self._position.step} yet: it is known when a step was "
                 "delivered, or a data checkpoint restored. get_state() says the position at any time"
             )
-        return loader.leaves()
+        return self._known[1]
 
     def pin_blocks(self) -> None:
         """As `DataLoader.pin_blocks`."""
@@ -242,6 +250,7 @@ class MSDatasetIterator(grain.DatasetIterator[dict[str, Any]]):
         self._set_loader(loader)
         self._bookmark = mark
         self._position = replace(position, step=state.step)
+        self._known = state.step, loader.leaves()
         return sentences
 
     async def save(self, directory: Any) -> Awaitable[None]:
@@ -306,10 +315,10 @@ class MSDatasetIterator(grain.DatasetIterator[dict[str, Any]]):
 
     def let_go(self) -> None:
         """Close the DataLoader, at once and without waiting; the next read opens another one."""
-        with self._lock:
+        with self._lock:  # until it is known to be closing: whoever takes the turn waits for that
             loader, self._loader = self._loader, None
-        if loader is not None and loader is not self._ended:
-            self._turns.close(loader)
+            if loader is not None and loader is not self._ended:
+                self._turns.close(loader)
 
     def __del__(self) -> None:
         """Leave nothing open, and say nothing."""
@@ -351,8 +360,11 @@ def _close_at_exit(iterator: MSDatasetIterator, turns: Turns) -> None:
 
 
 def _close_all() -> None:
-    with contextlib.suppress(JobFailed):  # whoever read has heard of it
-        for iterator in list(_iterators):
-            iterator.close()
-        for turns in list(_all_turns):
-            turns.wait()
+    try:
+        with contextlib.suppress(JobFailed):  # whoever read has heard of it
+            for iterator in list(_iterators):
+                iterator.close()
+            for turns in list(_all_turns):
+                turns.wait()
+    finally:
+        wait_for_closings()

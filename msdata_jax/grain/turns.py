@@ -50,9 +50,8 @@ class Turns:
     def close(self, loader: DataLoader) -> None:
         """Close the DataLoader of the holder; returns at once."""
         closing = _Closing(loader)
-        with self._lock:
-            self._closings.append(closing)
         closing.begin()
+        self._closings.append(closing)  # without the lock: the garbage collector may call from any thread
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Whether none is being closed any more, waiting for each for at most so long.
@@ -64,7 +63,7 @@ class Turns:
         for closing in list(self._closings):
             if closing is threading.current_thread():
                 continue  # the garbage collector runs anywhere
-            closing.join(timeout_seconds)
+            closing.wait(timeout_seconds)
             if closing.is_alive():
                 return False
             with contextlib.suppress(ValueError):  # another thread was first
@@ -89,6 +88,11 @@ class _Closing(threading.Thread):
         except RuntimeError:
             self.run()
 
+    def wait(self, timeout_seconds: float | None) -> None:
+        """Wait for it, behind `begin`."""
+        if self.ident is not None:  # else it was closed right there
+            self.join(timeout_seconds)
+
     def run(self) -> None:
         loader, self._loader = self._loader, None  # it goes while this thread is still known as one
         assert loader is not None
@@ -96,3 +100,13 @@ class _Closing(threading.Thread):
             loader.close()
         except MSDataError as error:
             self.error = error.with_traceback(None)
+
+
+def wait_for_closings() -> None:
+    """Wait until nothing is being closed any more, also of iterators that are gone.
+
+    At the interpreter's end: a thread that is in JAX then would bring the process down.
+    """
+    for thread in threading.enumerate():
+        if isinstance(thread, _Closing) and thread is not threading.current_thread():
+            thread.join()

@@ -171,9 +171,13 @@ class PlanLogWriter:
 
 
 def check_new(path: Path) -> None:
-    """Raise PlanError where a file is there already (a log is of one run), or none could be made."""
-    if path.exists():
-        raise PlanError(f"a plan log is a new file; {path} is there already: name another, or remove it")
+    """Raise PlanError where a file is there already (a log is of one run), or none could be made.
+
+    So where the log of a run's second DataLoader would go: else a run that began well failed there.
+    """
+    for each in (path, path.with_name(f"{path.name}.2")):
+        if each.exists():
+            raise PlanError(f"a plan log is a new file; {each} is there already: name another, or remove it")
     trouble = why_no_file(path)
     if trouble:
         raise PlanError(_not_written(path, trouble))

@@ -217,7 +217,8 @@ class Mixture:
             groups = f", groups: {dict(self.groups)}; what is in a group has no weight beside it"
             raise RecipeError(
                 f"mix() gives each source a weight (0 leaves one out); {where} "
-                f"unknown: {unknown}, without a weight: {missing}, sources: {list(source_names)}"
+                f"{f'unknown: {unknown}, ' if unknown else ''}"
+                f"{f'without a weight: {missing}, ' if missing else ''}sources: {list(source_names)}"
                 f"{groups if self.groups else ''}"
             )
         shares = exact_shares(weights, self.groups)

@@ -249,7 +249,7 @@ class Planner:
         effects: list[Effect] = []
         self._wanted = None
         if self._stop_asked and self._audience and not self._ended:
-            self._stopped = True
+            self._stopped = self._num_steps is None or self._state.step < self._num_steps
             effects += self._end(self._state.step, "")
         while self._audience and not self._ended and not self._progress.left and self._has_credit():
             step = self._state.step
@@ -425,7 +425,8 @@ class Planner:
             return []
         if self._is_idle:
             self._leasing = Leasing(self._recipe, self._placement, {**self._leasing.lost, rank: why})
-            return [Forget(rank=rank, why=why)]
+            self._farewells.pop(rank, None)
+            return [Forget(rank=rank, why=why), *self._finish_when_all_closed()]
         lost = m.Lost(rank=rank, why=why)
         effects: list[Effect] = [Send(rank=each, message=lost) for each in self._placement.constructors]
         effects += [Forget(rank=rank, why=why)]

@@ -62,7 +62,8 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
         on_status: told about once a second how the job goes (`runtime.status.describe`), and in the end.
 
     Returns:
-        everybody's figures, of the last session in which steps were asked for; `lost` is of all sessions.
+        everybody's figures, of the last session in which steps were asked for; `lost` is of all sessions, and
+        `stopped` says whether any of them was.
 
     Raises:
         JobFailed: a rank failed.
@@ -84,7 +85,9 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
         finally:
             if board:
                 board.tell()
+        stopped = latest["stopped"] or figures.get("stopped", False)
         figures = latest if role.has_begun or not figures else {**figures, "lost": latest["lost"]}
+        figures = {**figures, "stopped": stopped}
         if not loop.serves_again:
             break
         lost = {each["rank"]: each["why"] for each in latest["lost"]}

@@ -27,6 +27,7 @@ from msdata_jax.roles import messages as m
 from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
+from msdata_jax.runtime.ending import end_badly, flush, write_whole_lines
 from msdata_jax.runtime.loop import FAILURE_SECONDS, WORKER_SECONDS, describe_failure
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def join_job(role: str, start_seconds: float) -> "MpiJob":
         LaunchError: MPI does not load, or a rank did not come; this process then ends without MPI_Finalize,
             which would wait for that rank.
     """
+    write_whole_lines()
     try:
         from msdata_transport.mpi import join
 
@@ -141,7 +143,7 @@ def join_job(role: str, start_seconds: float) -> "MpiJob":
     except ImportError as error:
         raise LaunchError(f"MPI does not load: {error}; `msdata doctor` says what to do") from error
     except TransportError as error:
-        atexit.register(_end_at_once)
+        atexit.register(end_badly)
         raise LaunchError(f"the ranks form no job: {error}") from error
 
 
@@ -158,8 +160,8 @@ def leave_job(mpi: "MpiJob", lost: Sequence[int] = ()) -> None:
     except TooLate as error:
         print(f"msdata: {error}", file=sys.stderr)  # noqa: T201
         if not lost:
-            _end_at_once()
-    _flush()
+            end_badly()
+    flush()
     os._exit(0)
 
 
@@ -185,10 +187,10 @@ def _install_exit_hooks(job: TrainingJob) -> None:
             _show_common_failure(error)
         else:
             previous(kind, error, trace)
-            _flush()
+            flush()
             if job.on_failure is not None:
                 job.on_failure(describe_failure(error))
-        _end_at_once()
+        end_badly()
 
     sys.excepthook = on_exception
     atexit.register(_leave, job)
@@ -206,7 +208,7 @@ def _leave(job: TrainingJob) -> None:
         if job.on_failure is not None:
             job.on_failure(message)
     if job.failed:
-        _end_at_once()
+        end_badly()
     with contextlib.suppress(TransportError):  # a planner that is gone has ended the job
         job.mpi.endpoint.send(job.placement.planner, wire.encode(m.Goodbye(), job.sessions))
     for hook in job.exit_hooks:  # which wait for the other training processes
@@ -220,16 +222,6 @@ def _show_common_failure(error: JobFailed | BadSampleError) -> None:
     else:
         text = f"the data failed: {error}"
     print(f"msdata: {text}", file=sys.stderr)  # noqa: T201
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-
-
-def _end_at_once() -> None:
-    _flush()
-    os._exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """The training process's side: a thread that runs the data constructor, and the steps it hands over."""
 
 import contextlib
-import os
 import queue
 import sys
 import threading
@@ -18,6 +17,7 @@ from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.roles.effects import Deliver, EndStream, Saved, Show
+from msdata_jax.runtime.ending import end_badly
 from msdata_jax.runtime.loop import FAILURE_SECONDS, RoleLoop
 
 STOP_SECONDS = 0.1
@@ -179,7 +179,7 @@ class TrainerSide:
             JobFailed: a rank failed, and no call of `next_step` has said so.
             MSDataError: another training process did not leave in time.
         """
-        if self._closed:
+        if self._closed and not self._thread.is_alive():
             return
         self.leave()
         self._thread.join(timeout_seconds)
@@ -220,12 +220,6 @@ class TrainerSide:
             self._steps.put(self._ready.popleft())
 
     def _exit_later(self) -> None:
-        timer = threading.Timer(FAILURE_SECONDS, _exit_now)
+        timer = threading.Timer(FAILURE_SECONDS, end_badly)
         timer.daemon = True
         timer.start()
-
-
-def _exit_now() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)

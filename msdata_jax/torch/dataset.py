@@ -1,12 +1,15 @@
 """The steps of a recipe as a torch `IterableDataset` that says where it stands."""
 
+import atexit
+import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from msdata_jax.errors import CheckpointError, LaunchError
+from msdata_jax.errors import CheckpointError, JobFailed, LaunchError
 from msdata_jax.loader import DataLoader
 from msdata_jax.recipe import Recipe
 from msdata_jax.torch.mesh import TorchMesh
@@ -23,6 +26,10 @@ class MSIterableDataset(IterableDataset[Any]):
     (`mix(on_exhausted="stop")`), the next `iter` begins again with step 0 and the same rows; behind
     `num_steps`, which counts all steps, and behind a stop that somebody asked for nothing comes any more.
 
+    The first read opens a DataLoader, and so does the first one behind `close` or a move to another step. A
+    job of several ranks feeds one at a time: close that of training before you read one for evaluation, and
+    read on afterwards.
+
     Args:
         recipe: what to deliver.
         transform: what to yield for a batch, such as `titan_batch`; None for the batch itself.
@@ -34,7 +41,8 @@ class MSIterableDataset(IterableDataset[Any]):
 
     Raises:
         RecipeError: as `DataLoader`.
-        LaunchError: as `DataLoader`; or it is used in a worker process of a torch DataLoader.
+        LaunchError: as `DataLoader`; or it is used in a worker process of a torch DataLoader. Both come from
+            the first read.
     """
 
     def __init__(
@@ -52,31 +60,39 @@ class MSIterableDataset(IterableDataset[Any]):
         self._recipe, self._transform = recipe, transform
         self._journal, self._num_steps, self._options = journal, num_steps, options
         self._fingerprint = recipe.fingerprint()
-        self._digest, self._ended = "", False
-        self._loader = self._build()
+        self._step, self._digest, self._ended = 0, "", False
+        self._loader: DataLoader | None = None
+        self._is_open = False
 
     @property
     def loader(self) -> DataLoader:
-        """The DataLoader that is read now: figures, plans. Another one after `load_state_dict` or the end."""
-        return self._loader
+        """The DataLoader that is read or was read last, for figures and plans; opened where there is none."""
+        return self._loader or self._open()
 
     def __iter__(self) -> Iterator[Any]:
         """The dataset itself, behind the step delivered last, or before step 0 once the data have ended."""
         _check_no_worker()
         if self._ended:
-            self._go_to(0)
-            self._digest, self._ended = "", False
+            self._move(step=0, digest="", ended=False)
         return self
 
     def __next__(self) -> Any:
-        """What is made of the next step's batch. Raises as `DataLoader`."""
-        self._placed = True
+        """What is made of the next step's batch.
+
+        Raises:
+            CheckpointError: without a journal, the step before is not what the loaded state says.
+            StopIteration, BadSampleError, JobFailed, MSDataError: as `DataLoader.__next__`.
+        """
+        loader = self._loader if self._loader is not None and self._is_open else self._open()
         try:
-            batch = next(self._loader)
+            while loader.next_step < self._step:
+                self._pass_step_before(loader)
+            batch = next(loader)
         except StopIteration:
-            self._ended = not self._loader.stopped and self._loader.next_step != self._num_steps
+            limit = self._num_steps
+            self._ended = not loader.stopped and (limit is None or loader.next_step < limit)
             raise
-        self._digest = self._loader.last_step.content_digest
+        self._step, self._digest = loader.next_step, loader.last_step.content_digest
         return batch if self._transform is None else self._transform(batch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,7 +104,7 @@ class MSIterableDataset(IterableDataset[Any]):
         """
         return {
             "version": STATE_VERSION,
-            "step": self._loader.next_step,
+            "step": self._step,
             "content_digest": self._digest,
             "ended": self._ended,
             "recipe": self._fingerprint,
@@ -97,22 +113,22 @@ class MSIterableDataset(IterableDataset[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on behind a saved step, on every process alike; an empty state changes nothing.
 
-        Where steps were read already, their DataLoader is closed and another one built.
-
         Raises:
-            CheckpointError: it is no state of `state_dict`, or one of another recipe; with a journal, as
-                `DataLoader.restore_journal`.
+            CheckpointError: it is no state of `state_dict`; or one of another recipe, without a journal.
         """
         if not state_dict:
             return
         self._check(state_dict)
         if state_dict != self.state_dict():
-            self._go_to(state_dict["step"])
-            self._digest, self._ended = state_dict["content_digest"], state_dict["ended"]
+            self._move(
+                step=state_dict["step"], digest=state_dict["content_digest"], ended=state_dict["ended"]
+            )
 
     def close(self) -> None:
-        """Leave the job; on every process after the same step."""
-        self._loader.close()
+        """Leave the job, on every process after the same step. Reading goes on with another DataLoader."""
+        if self._loader is not None and self._is_open:
+            self._loader.close()
+            self._is_open = False
 
     def __enter__(self) -> "MSIterableDataset":
         """The dataset itself."""
@@ -120,25 +136,44 @@ class MSIterableDataset(IterableDataset[Any]):
 
     def __exit__(self, *error: Any) -> None:
         """As `DataLoader`: close, or tell the other ranks what the block raised."""
-        self._loader.__exit__(*error)
+        if self._loader is not None and self._is_open:
+            self._loader.__exit__(*error)
 
     def __reduce__(self) -> Any:
         raise LaunchError(_NO_WORKERS)
 
-    def _build(self) -> DataLoader:
-        self._placed = False
-        return DataLoader(self._recipe, journal=self._journal, num_steps=self._num_steps, **self._options)
+    def _move(self, *, step: int, digest: str, ended: bool) -> None:
+        self.close()
+        self._loader = None
+        self._step, self._digest, self._ended = step, digest, ended
 
-    def _go_to(self, step: int) -> None:
-        """Let the next batch be that of `step`, from the DataLoader that is there where nothing was read."""
-        if self._placed:
-            self._loader.close()
-            self._loader = self._build()
-        self._placed = True
-        if self._journal is not None and step > 0:
-            self._loader.restore_journal(Path(self._journal), step)
-        else:
-            self._loader.skip_to(step)
+    def _open(self) -> DataLoader:
+        """A DataLoader that is about to deliver the next step, or the one before, to check that."""
+        self._loader = loader = DataLoader(
+            self._recipe, journal=self._journal, num_steps=self._num_steps, **self._options
+        )
+        self._is_open = True
+        _close_at_exit(self)
+        try:
+            if self._journal is not None and self._step > 0:
+                loader.restore_journal(Path(self._journal), self._step)
+            else:
+                loader.skip_to(self._step - bool(self._digest))
+        except CheckpointError:
+            self.close()  # it does not stand where the next read must begin
+            raise
+        return loader
+
+    def _pass_step_before(self, loader: DataLoader) -> None:
+        """Let a step go by; the one before the next must be what was delivered when the state was saved."""
+        next(loader)
+        found = loader.last_step
+        if found.step == self._step - 1 and found.content_digest != self._digest:
+            raise CheckpointError(
+                f"step {found.step} delivered {self._digest} when the state was saved, and delivers "
+                f"{found.content_digest} now: the data changed. Bring back the data that were, or give "
+                "MSIterableDataset(journal=...) of that run, from which changed sources go on"
+            )
 
     def _check(self, state: Mapping[str, Any]) -> None:
         kinds = {name: type(value) for name, value in self.state_dict().items()}
@@ -161,6 +196,23 @@ _NO_WORKERS = (
     "loaders are threads or ranks of their own, which MSIterableDataset reads from; worker processes would "
     "each read all of it again: DataLoader(dataset, batch_size=None, num_workers=0)"
 )
+
+
+_open_datasets: "weakref.WeakSet[MSIterableDataset]" = weakref.WeakSet()
+
+
+def _close_at_exit(dataset: MSIterableDataset) -> None:
+    """Loops that take so many steps and never close their dataset leave the job in order all the same."""
+    if not _open_datasets:  # behind `initialize`, whose own part at exit then comes later
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _open_datasets.add(dataset)
+
+
+def _close_all() -> None:
+    with contextlib.suppress(JobFailed):  # whoever read has heard of it
+        for dataset in list(_open_datasets):
+            dataset.close()
 
 
 def _check_no_worker() -> None:

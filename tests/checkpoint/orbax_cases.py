@@ -382,9 +382,9 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) == 2
     monkeypatch.setitem(sys.modules, "recipe", SimpleNamespace(recipe=make_recipe()))
-    folders = {"folder": tmp_path / "v0", "folder_v1": tmp_path / "v1"}
+    monkeypatch.chdir(tmp_path)
     for num_steps in (23, 40):
         code = "\n".join(blocks).replace("num_steps=40", f"num_steps={num_steps}")
-        exec(compile(code, str(page), "exec"), dict(folders))
-    assert kinds(folders["folder"]) == {0: "f", 25: "f", 30: "d", 35: "d"}
-    assert kinds(folders["folder_v1"]) == {0: "f", 25: "f", 30: "d", 35: "d"}
+        exec(compile(code, str(page), "exec"), {})
+    assert kinds(tmp_path / "checkpoints") == {0: "f", 25: "f", 30: "d", 35: "d"}
+    assert kinds(tmp_path / "checkpoints_v1") == {0: "f", 25: "f", 30: "d", 35: "d"}

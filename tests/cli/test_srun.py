@@ -1,10 +1,9 @@
 """Jobs in a Slurm allocation, from its environment alone; real ones are in tests/slurm."""
 
-import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msdata_transport.mpich import PROVIDER, PROVIDER_VARIABLE
 from msdata_transport.shared_folder import VARIABLE as SHARED_VARIABLE
@@ -138,17 +137,18 @@ def test_layouts(parts: list[Part], wanted: Wanted, roles: str) -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.integers(0, 3))
-def test_every_rank_has_its_place(nodes: int, trainers: int, loaders: int, shadows: int) -> None:
-    if nodes * loaders < 2 + shadows:
-        return
-    part = Part(num_nodes=nodes, tasks_per_node=trainers + loaders)
+def test_every_rank_has_its_place(num_nodes: int, trainers: int, loaders: int, shadows: int) -> None:
+    assume(num_nodes * loaders >= 2 + shadows)
+    tasks = trainers + loaders
+    part = Part(num_nodes=num_nodes, tasks_per_node=tasks)
     layout = plan_layout([part], Wanted(trainers_per_node=trainers, shadows=shadows))
     roles = [role_of_rank(layout.roles, rank) for rank in range(layout.num_ranks)]
     counts = [roles.count(role) for role in ("constructor", "planner", "shadow", "loader")]
-    assert counts == [nodes * trainers, 1, shadows, nodes * loaders - 1 - shadows]
-    for node in itertools.batched(roles, trainers + loaders) if hasattr(itertools, "batched") else []:
-        assert node[:trainers] == ("constructor",) * trainers
-    assert roles[trainers + loaders - 1] == "planner"
+    expect = [num_nodes * trainers, 1, shadows, num_nodes * loaders - 1 - shadows]
+    assert counts == expect
+    for first in range(0, layout.num_ranks, tasks):
+        assert roles[first : first + trainers] == ["constructor"] * trainers
+    assert roles[tasks - 1] == "planner"
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_every_rank_has_its_place(nodes: int, trainers: int, loaders: int, shado
         (
             [Part(num_nodes=2, tasks_per_node=4, gpus_per_node=4)],
             Wanted(),
-            r"per-node=4, of which 4 for training \(one for each GPU\).*per-node=6",
+            r"per-node=4, of which 4 to train \(one for each GPU\).*per-node=6",
         ),
         (
             [Part(num_nodes=1, tasks_per_node=1)],
             Wanted(),
-            "per-node=1, of which 1 for training, .*per-node=3 or more",
+            "per-node=1, of which 1 to train, .*per-node=3 or more",
         ),
         (
             [Part(num_nodes=1, tasks_per_node=2)],

@@ -39,8 +39,8 @@ OUTCOME = {
 def test_lines_for_people() -> None:
     found = summary.summarise(STATUS, OUTCOME, exit_status=85, seconds=134.26)
     assert summary.in_lines(found) == [
-        "400 steps in 2 min 14 s, 4.25 steps/s, stopped early on request",
-        "data wait 1 % of the time (a step 0.125 ms, p95 31.5 ms)",
+        "400 steps in 2 min 14 s, 44.3 s of it to start and to end; 4.25 steps/s, stopped early on request",
+        "data wait 1.0 % of the time (a step 0.125 ms, p95 31.5 ms)",
         "dearest rank 1.021 times the mean cost, 1.315 without balancing; rows 97 % full",
         "memory (PSS): planner 46 MB, loaders 145 MB (most 75), trainers 812 MB",
         "source   samples   tokens  of tokens  bad  waited for",
@@ -53,7 +53,7 @@ def test_json_has_it_all(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     showing = Showing(summary=tmp_path / "s.json", quiet=True)
     showing.tell_end(STATUS, OUTCOME, 85, 134.26)
     found = json.loads((tmp_path / "s.json").read_text())
-    assert capsys.readouterr().err == f"wrote {tmp_path}/s.json\n"
+    assert capsys.readouterr().err == f"msdata: wrote {tmp_path}/s.json\n"
     assert (found["exit_status"], found["stopped"], found["seconds"], found["steps"]) == (
         85,
         True,

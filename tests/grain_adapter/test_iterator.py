@@ -194,6 +194,22 @@ def test_refuses_a_position_behind_the_end() -> None:
         next(short)
 
 
+def test_a_stop_while_it_goes_to_its_position_is_no_failure(whole: list) -> None:
+    iterator = iter(dataset())
+    for _ in range(5):
+        next(iterator)
+    state = iterator.get_state()
+    again = iter(dataset())
+    again.set_state(state)
+    again.loader.request_stop()
+    assert tokens(again) == []
+    assert again.loader.stopped
+    assert again.get_state() == state
+    third = iter(dataset())
+    third.set_state(again.get_state())
+    assert tokens(third) == whole[5:]
+
+
 def test_refuses_slices_and_workers() -> None:
     data = dataset()
     with pytest.raises(msd.RecipeError, match="gives all of a step or nothing"):
@@ -340,12 +356,25 @@ def test_iterators_that_share_data_ranks_take_turns(whole: list) -> None:
     assert tokens([next(one), next(one)]) == whole[:2]
     assert tokens([next(other)]) == whole[:1]
     num_threads = len(set(threading.enumerate()) - before)
+    assert one.leaves()  # to be saved while the other one is read
     assert tokens([next(one)]) == whole[2:3]
     wait_until(lambda: len(set(threading.enumerate()) - before) == num_threads)
     assert tokens([next(other)]) == whole[1:2]
     assert tokens(one) == whole[3:]
     assert tokens(other) == whole[2:]
     other.close()
+
+
+def test_one_may_be_closed_from_another_thread_while_the_next_takes_its_turn(whole: list) -> None:
+    data, turns = dataset(), Turns()
+    for _ in range(40):
+        one, other = (MSDatasetIterator(data.open, iter(data)._position, turns) for _ in range(2))
+        next(one)
+        closing = threading.Thread(target=one.close)
+        closing.start()
+        assert tokens([next(other)]) == whole[:1]
+        closing.join()
+        other.close()
 
 
 PROGRAM = """

@@ -171,5 +171,8 @@ def test_a_log_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="is there already"):
         PlanLogWriter(tmp_path / "log", make_recipe())
     assert (tmp_path / "log").read_text() == "precious"
+    (tmp_path / "log").rename(tmp_path / "other.2")  # where the log of a second DataLoader would go
+    with pytest.raises(PlanError, match=r"other\.2 is there already"):
+        PlanLogWriter(tmp_path / "other", make_recipe())
     with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
         PlanLogWriter(tmp_path / "no folder" / "log", make_recipe())

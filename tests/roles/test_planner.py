@@ -438,6 +438,16 @@ def test_stop_ends_the_data_where_a_source_is_exhausted():
     assert max(each.stop for _, each in job.messages(m.Lease)) == 20
 
 
+@pytest.mark.parametrize(("num_steps", "stopped"), [(2, False), (3, True)])
+def test_a_request_to_stop_behind_the_last_planned_step_stops_nothing(num_steps, stopped):
+    job = start_job(num_steps=num_steps, steps_ahead=1)
+    job.run()
+    job.deliver(0)
+    assert len(job.steps()) == 2  # all of two; nobody may have a third yet
+    job.tell(3, m.AskToStop())
+    assert [(each.step, each.stopped) for _, each in job.messages(m.EndOfData)] == [(2, stopped)]
+
+
 def test_leave_ends_the_others_at_the_next_step_then_stop_farewell_summary():
     job = start_job(placement=make_placement(2, num_constructors=2), steps_ahead=2)
     job.run()

@@ -7,6 +7,8 @@ from roles.played import Job, make_join, make_placement, make_recipe, start_job,
 from msdata_jax.errors import JobFailed, LaunchError
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.roles import messages as m
+from msdata_jax.roles.effects import Finish
+from msdata_jax.roles.planner import Planner
 from msdata_jax.roles.watching import Watch
 
 AWAY = "it was killed"
@@ -248,6 +250,21 @@ def test_a_loader_that_is_lost_when_all_left_does_not_block_the_end(num_loaders)
     # Nothing is read any more by those that closed.
     kinds = {type(message) for _, message in job.sent[stopped_at:]}
     assert kinds <= {m.Lost, m.Summary}
+
+
+@pytest.mark.parametrize("last", ["farewell", "loss"])
+def test_a_loader_that_is_lost_behind_the_last_session_does_not_block_the_end(last):
+    planner = Planner(make_recipe(), make_placement(2), lost={})  # of a later session, which nobody wants
+    assert planner.start() == []
+    stops = planner.handle(3, m.Goodbye())
+    assert [effect.rank for effect in stops] == [1, 2]
+    steps = [(0, m.Lost(rank=1, why=AWAY)), (2, m.Farewell(figures={"rank": 2}))]
+    before, after = steps if last == "farewell" else steps[::-1]
+    assert not any(isinstance(effect, Finish) for effect in planner.handle(*before))
+    finish = planner.handle(*after)[-1]
+    assert isinstance(finish, Finish)
+    assert [each["rank"] for each in finish.figures["lost"]] == [1]
+    assert finish.figures["loaders"] == [{"rank": 2}]
 
 
 def test_those_that_stop_are_told_whom_not_to_wait_for():

@@ -10,7 +10,7 @@ from roles.played import make_join, make_placement
 
 import msdata_jax as msd
 from msdata_jax.batching.assembly import RowFormat
-from msdata_jax.errors import JobFailed
+from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.runtime import trainer, wire
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 20.0
 @pytest.fixture(autouse=True)
 def stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training process ends some seconds after its job failed; this one runs other tests then."""
-    monkeypatch.setattr(trainer, "_exit_now", lambda: None)
+    monkeypatch.setattr(trainer, "end_badly", lambda: None)
 
 
 def next_or_end(side: TrainerSide) -> Step | None:
@@ -202,6 +202,21 @@ def test_a_request_to_stop_ends_all_at_one_step_and_another_session_goes_on_behi
     job.close(sides)
     sides = job.open(num_steps=len(steps) + 2)
     assert job.take(sides) == steps + rest
+    job.close(sides)
+    job.say_goodbye()
+    job.join()
+
+
+def test_closing_again_waits_again_for_those_that_have_not_closed() -> None:
+    job = Job()
+    sides = job.open(num_steps=1)
+    job.take(sides)
+    for _ in range(2):
+        with pytest.raises(MSDataError, match="another training process has not closed its DataLoader"):
+            sides[0].close(0.05)
+    sides[1].leave()
+    sides[0].close(PATIENCE_SECONDS)
+    assert sides[0].figures["steps"] == 1
     job.close(sides)
     job.say_goodbye()
     job.join()

@@ -19,17 +19,13 @@ SOON = 40.0
         (
             "train.sbatch",
             ["--ntasks-per-node=4"],
-            "too few tasks: --ntasks-per-node=4, of which 4 for training (one for each GPU)",
+            "too few tasks: --ntasks-per-node=4, of which 4 to train (one for each GPU)",
         ),
         (
             "train_hetjob.sbatch",
             [
-                "--partition=cpu",
-                "--nodes=1",
-                "--gpus-per-node=0",
-                ":",
-                "--partition=gpu",
-                "--gpus-per-node=1",
+                *("--partition=cpu", "--nodes=1", "--gpus-per-node=0", "--cpus-per-task=1", ":"),
+                *("--partition=gpu", "--nodes=1", "--gpus-per-node=1", "--cpus-per-task=1"),
             ],
             "the second part of this heterogeneous job has GPUs and the first has none",
         ),
@@ -59,13 +55,12 @@ def test_srun_without_pmi(cluster: Cluster, tmp_path: Path) -> None:
     assert "--mpi=pmi2" in job.log
 
 
-def test_srun_whose_pmi_this_mpi_does_not_speak(cluster: Cluster, tmp_path: Path) -> None:
-    """MPICH's wheel has no PMIx; it says so itself, and no rank is left to wait."""
+def test_a_plugin_that_srun_does_not_have(cluster: Cluster, tmp_path: Path) -> None:
     script = f"#!/bin/bash\nmsdata launch --mpi pmix_v9 {RECIPE} -- {TRAIN} 3\n"
     job = cluster.submit(tmp_path, script, "--partition=cpu", "--nodes=1", "--ntasks-per-node=3")
     assert job.wait(seconds=SOON) == "FAILED"
     assert job.exit_status == 2
-    assert "pmix_v9" in job.log
+    assert "srun has no MPI plugin pmix_v9, only cray_shasta, none, pmi2, pmix, pmix_v4" in job.log
 
 
 @pytest.mark.multiprocess

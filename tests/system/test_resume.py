@@ -114,6 +114,8 @@ def test_skipping_on_from_a_saved_state(run: tuple[msd.Recipe, list[Step]]) -> N
         with pytest.raises(msd.CheckpointError, match=r"skip_to\(1\) goes forward only; .* before step 2"):
             loader.skip_to(1)
         loader.skip_to(3)
+        with pytest.raises(msd.CheckpointError, match="nothing to save before the first step"):
+            loader.leaves()  # what was restored is not where it goes on
         assert_same(take(loader, 1), whole[3:4])
 
 

@@ -156,6 +156,17 @@ def test_behind_num_steps_nothing_comes_and_more_steps_go_on(wanted: list) -> No
         assert_steps(iter(dataset), wanted[3:])
 
 
+def test_a_state_behind_num_steps_has_nothing_to_come(wanted: list) -> None:
+    with MSIterableDataset(RECIPE, num_steps=5) as dataset:
+        list(dataset)
+        state = dataset.state_dict()
+    with MSIterableDataset(RECIPE, num_steps=3) as dataset:
+        dataset.load_state_dict(state)
+        assert list(dataset) == []
+        assert dataset.state_dict() == state
+        assert list(dataset) == []  # not the first three steps again
+
+
 def test_behind_a_stop_the_rest_comes_from_the_state(wanted: list) -> None:
     with MSIterableDataset(RECIPE, num_steps=1000) as dataset:
         begun = [next(dataset)]
@@ -291,9 +302,30 @@ def test_a_journal_that_lacks_the_step_says_so(tmp_path: Path) -> None:
     with MSIterableDataset(RECIPE, num_steps=STEPS) as dataset:
         next(dataset)
         state = dataset.state_dict()
-    dataset = MSIterableDataset(RECIPE, num_steps=STEPS, journal=tmp_path / "empty")
-    with dataset, pytest.raises(msd.CheckpointError, match="holds no journal"):
+    with MSIterableDataset(RECIPE, num_steps=STEPS, journal=tmp_path / "empty") as dataset:
         dataset.load_state_dict(state)
+        for _ in range(2):  # and never gives another step instead
+            with pytest.raises(msd.CheckpointError, match="holds no journal"):
+                next(dataset)
+
+
+def test_data_that_changed_are_noticed_by_the_step_before() -> None:
+    with MSIterableDataset(RECIPE, num_steps=STEPS) as dataset:
+        next(dataset)
+        state = dataset.state_dict()
+        next(dataset)
+        state["content_digest"] = dataset.state_dict()["content_digest"]
+        dataset.load_state_dict(state)
+        with pytest.raises(msd.CheckpointError, match=r"step 0 delivered \w+ when .* the data changed"):
+            next(dataset)
+
+
+def test_closing_it_makes_room_for_another_and_reading_goes_on(wanted: list) -> None:
+    training, evaluation = (MSIterableDataset(RECIPE, num_steps=STEPS) for _ in range(2))
+    assert_steps(itertools.islice(training, 2), wanted[:2])
+    training.close()
+    assert_steps(iter(evaluation), wanted)
+    assert_steps(iter(training), wanted[2:])
 
 
 # --- what is loaded

@@ -322,6 +322,13 @@ def test_a_vital_rank_that_ends_before_the_job_has_formed_ends_it(start, folder:
     assert folder.failures() == ["rank 5: ended before it joined the job"]
 
 
+def test_a_vital_rank_that_failed_is_ended_with_the_job(start, folder: RunFolder) -> None:
+    program = "from msdata_transport.guard import report_failure; report_failure(60.0); print('left alone')"
+    guarded = start(program, "--vital", rank=5, folder=folder)
+    assert guarded.wait() == 1
+    assert folder.failures() == ["rank 5: failed"]
+
+
 def test_a_vital_rank_that_ends_well_is_not_missed(start, folder: RunFolder) -> None:
     folder.announce_formed()
     first = start(SLEEPS, "--vital", rank=4, folder=folder)

@@ -1,5 +1,16 @@
+"""What is set around MPICH; what it is good for is seen in tests/slurm."""
+
+import os
+from pathlib import Path
+
 import pytest
-from msdata_transport.mpich import PROVIDER, PROVIDER_VARIABLE, bound_tries, own_provider
+from msdata_transport.mpich import (
+    PROVIDER,
+    PROVIDER_VARIABLE,
+    bound_tries,
+    own_provider,
+    unlink_shared_memory,
+)
 
 
 def test_the_provider_is_named_for_mpi_alone() -> None:
@@ -31,3 +42,23 @@ def test_the_environment_is_restored_when_mpi_does_not_start() -> None:
 
 def test_tries_are_bounded_where_mpi_is_loaded_only() -> None:
     assert not bound_tries()
+
+
+def test_the_shared_memory_that_mpich_maps_loses_its_name(tmp_path: Path) -> None:
+    mapped = Path(f"/dev/shm/mpich_shm_test{os.getpid()}_0")
+    other = mapped.with_name(f"mpich_shm_other{os.getpid()}_0")
+    maps = tmp_path / "maps"
+    for path in (mapped, other):
+        path.write_bytes(b"")
+    try:
+        maps.write_text(
+            f"7f00-7f01 rw-s 00000000 00:01 5   {mapped}\n"
+            f"7f02-7f03 r-xp 00000000 00:01 6   /usr/lib/libmpi.so.12\n"
+        )
+        unlink_shared_memory(str(maps))
+        unlink_shared_memory(str(maps))
+        assert not mapped.exists()
+        assert other.exists()
+    finally:
+        mapped.unlink(missing_ok=True)
+        other.unlink()

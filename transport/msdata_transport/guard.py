@@ -10,8 +10,9 @@ a guard is, and decides what the launcher gets to see.
   the planner and stays until the job is over, so that the launcher sees nothing.
 
 The rank inherits everything, the launcher's connection among it, and is killed with its guard. SIGTERM and
-SIGINT are passed on; SIGUSR1, by which MPICH's launcher tells of deaths, is ignored by both. `run_folder`
-says what a guard hears and tells. Imports little, for there is one guard a rank.
+SIGINT are passed on. By SIGUSR2 a vital rank says that it failed, and is ended with the job, so that nobody
+sees it go first (`report_failure`). SIGUSR1, by which MPICH's launcher tells of deaths, is ignored by both.
+`run_folder` says what a guard hears and tells. Imports little, for there is one guard a rank.
 """
 
 import contextlib
@@ -21,10 +22,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from msdata_transport.launch import GUARD_VARIABLE, rank_from_environment
 from msdata_transport.run_folder import RunFolder, receive_event
+
+if TYPE_CHECKING:
+    from msdata_transport.kept_sockets import SocketKeeper
 
 LOOK_SECONDS = 1.0
 """How often a guard looks whether its launcher is still there."""
@@ -32,6 +36,8 @@ GO_SECONDS = 5.0
 """How long a rank may take to end once the job is over."""
 PRINT_SECONDS = 0.3
 """What other ranks that fail at the same time get to print their messages."""
+FAILED_SIGNAL = signal.SIGUSR2
+"""By which a rank tells its guard that it failed."""
 ABORT_SECONDS = 2.0
 """How long the launcher may take to end the job."""
 
@@ -60,6 +66,8 @@ class Guard:
         self._child = 0  # its process id while it lives
         self._told_to_end = 0  # the signal
         self._done = False
+        self._rank_failed = False
+        self._keeper: SocketKeeper | None = None
         listens = not vital and folder is not None and rank is not None
         self._socket = folder.listen_as_guard(rank) if listens and folder and rank is not None else None
         self._wake, signalled = os.pipe()
@@ -72,7 +80,9 @@ class Guard:
         self._start()
         code = self._watch()
         if code == 0 and self._left_early:
-            self._say("ended with status 0 before it joined the job; a training script calls initialize() first")
+            self._say(
+                "ended with status 0 before it joined the job; a training script calls initialize() first"
+            )
             self._release()
             self._end_job(1, self._rank, "ended before it joined the job")
         if code == 0 or self._done:
@@ -108,6 +118,7 @@ class Guard:
         signal.signal(signal.SIGCHLD, _nothing)  # it only has to wake this guard
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
+        signal.signal(FAILED_SIGNAL, self._take_failure)
         guard = os.getpid()
         child = os.fork()
         if child == 0:
@@ -124,6 +135,9 @@ class Guard:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self._child, number)
 
+    def _take_failure(self, _number: int, _frame: object) -> None:
+        self._rank_failed = True
+
     def _watch(self) -> int:
         """Wait until the child has ended; returns its exit status, negative for a signal."""
         patience = float("inf")
@@ -135,12 +149,25 @@ class Guard:
             if self._is_orphan() or time.monotonic() >= patience:
                 os.kill(self._child, signal.SIGKILL)
             event = self._look()
+            if self._rank_failed and self._vital:
+                self._end_job(1, self._rank, "failed")
+            self._keep_sockets()
             self._check_others()
             if event == "kill":
                 os.kill(self._child, signal.SIGKILL)
             elif event == "done" and not self._done:
                 self._done = True
                 patience = time.monotonic() + GO_SECONDS
+
+    def _keep_sockets(self) -> None:
+        """Where ranks on other hosts can do without this one, see that its death resets no connection."""
+        if self._vital or self._folder is None or not self._folder.is_shared:
+            return
+        if self._keeper is None:
+            from msdata_transport.kept_sockets import SocketKeeper
+
+            self._keeper = SocketKeeper(self._child)
+        self._keeper.look()
 
     def _linger(self) -> None:
         """Stay until the job is over."""
@@ -194,6 +221,18 @@ class Guard:
             time.sleep(ABORT_SECONDS)  # the launcher kills this guard meanwhile
             _abort()
         os._exit(status)
+
+
+def report_failure(seconds: float) -> None:
+    """On a vital rank that failed: let the guard end the job while this process still lives.
+
+    Whoever others depend on, such as the coordinator of their framework, must not go before them. Returns at
+    once where there is no guard, and after so many seconds where the job does not end.
+    """
+    guard = os.environ.get(GUARD_VARIABLE, "")
+    if guard.isdecimal() and int(guard) == os.getppid():
+        os.kill(int(guard), FAILED_SIGNAL)
+        time.sleep(seconds)
 
 
 def describe_exit(code: int) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from msdata_transport.errors import PeerLost, TooLate
 from msdata_transport.framing import DEFAULT_LIMITS, Limits
 from msdata_transport.launch import check_world_size, find_mpiexec, has_guard
-from msdata_transport.mpich import bound_tries, own_provider
+from msdata_transport.mpich import bound_tries, own_provider, unlink_shared_memory
 from msdata_transport.polled import Buffer, PolledEndpoint
 
 if TYPE_CHECKING:
@@ -296,6 +296,7 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     private.Set_errhandler(MPI.ERRORS_RETURN)
     if has_guard():
         bound_tries()
+        unlink_shared_memory()
     return MpiJob(cards, group_comm, private, limits, started_mpi=started_mpi)
 
 

@@ -26,6 +26,7 @@ _FRUGAL = {
     "FI_OFI_RXM_MSG_TX_SIZE": "16",
 }
 _TRIES = b"MPIR_CVAR_CH4_OFI_MAX_EAGAIN_RETRY"
+_SEGMENT = re.compile(r"\s(/dev/shm/mpich_shm_\w+)$", re.MULTILINE)
 _LIBRARY = re.compile(r"\s(/\S*/libmpi(?:ch)?\.so\S*)$", re.MULTILINE)
 
 
@@ -53,6 +54,20 @@ def bound_tries(max_tries: int = MAX_TRIES) -> bool:
             found = _LIBRARY.search(maps.read())
         return found is not None and _write_setting(ctypes.CDLL(found[1]), _TRIES, max_tries)
     return False
+
+
+def unlink_shared_memory(maps: str = "/proc/self/maps") -> None:
+    """Take away the names of the shared memory that MPICH maps, once all ranks of this host map it.
+
+    It then goes with the last of them, however they end. MPI_Finalize would do it, but a job that can lose
+    ranks does without, and on other hosts than the launcher's nobody would clean up behind it.
+    """
+    with contextlib.suppress(OSError):
+        with open(maps) as file:
+            found = {match[1] for match in _SEGMENT.finditer(file.read())}
+        for path in found:
+            with contextlib.suppress(OSError):  # another rank did it
+                os.unlink(path)
 
 
 def _write_setting(library: ctypes.CDLL, name: bytes, value: int) -> bool:

@@ -45,6 +45,9 @@ _LONGEST_PATH = 80  # a socket's path has at most 107 bytes
 class RunFolder:
     """One job's run folder. Any process of the job may have one; nothing is opened until it is used."""
 
+    is_shared = False
+    """Whether ranks on several hosts see it."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
 

@@ -27,6 +27,8 @@ LOOK_SECONDS = 1.0
 class SharedRunFolder(RunFolder):
     """As `RunFolder`, for ranks on several hosts."""
 
+    is_shared = True
+
     @classmethod
     @contextlib.contextmanager
     def fresh(cls, parent: str | os.PathLike[str], name: str) -> "Generator[SharedRunFolder]":

@@ -15,7 +15,7 @@ if role not in ("alone", "constructor"):
         "process": os.getpid(),
         "host": os.uname().nodename,
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "loads_jax": "jax" in sys.modules,
+        "loads_jax": sys.modules.get("jax") is not None,
     }
     path = Path(os.environ["MSDATA_TEST_OUT"], f"rank-{rank}-{role}.json")
     path.with_suffix(".new").write_text(json.dumps(mine))

@@ -1,6 +1,6 @@
 """A training script for Slurm jobs: writes digests of every step, and goes on where it stopped.
 
-usage: train.py STEPS [--jax] [--devices N] [--seconds S] [--port P]
+usage: train.py STEPS [--jax] [--devices N] [--seconds S] [--port P] [--journal]
 
 `--jax` leaves JAX's devices to `msd.initialize()`; `--devices` are CPU devices; with neither there is no JAX.
 """
@@ -24,6 +24,7 @@ parser.add_argument("--jax", action="store_true")
 parser.add_argument("--devices", type=int)
 parser.add_argument("--seconds", type=float, default=0.0)
 parser.add_argument("--port", type=int)
+parser.add_argument("--journal", action="store_true")
 options = parser.parse_args()
 out = Path(os.environ["MSDATA_TEST_OUT"])
 saved = out / "state.json"
@@ -49,17 +50,22 @@ def main() -> None:
         import jax
 
         mesh = jax.make_mesh((jax.device_count(),), ("dp",))
-        gpus = jax.config.jax_cuda_visible_devices
+        gpus = jax.config.read("jax_cuda_visible_devices")
+    journal = out / "journal" if options.journal else None
+    seen = out / f"steps-{index}.jsonl"
+    num_seen = seen.read_text().count("\n") if seen.exists() else 0
     (out / f"trainer-{index}.json").write_text(
         json.dumps({"host": os.uname().nodename, "gpus": gpus, "process": os.getpid()})
     )
     with (
-        (out / f"steps-{index}.jsonl").open("a", buffering=1) as log,
-        msd.DataLoader(recipe, mesh=mesh, num_steps=options.steps) as loader,
+        seen.open("a", buffering=1) as log,
+        msd.DataLoader(recipe, mesh=mesh, num_steps=options.steps, journal=journal) as loader,
     ):
         if saved.exists():
             leaves = {name: bytes.fromhex(text) for name, text in json.loads(saved.read_text()).items()}
             loader.restore(DataState.from_leaves(leaves))
+        elif journal is not None and num_seen:
+            loader.restore_journal(journal, step=num_seen)
         for batch in loader:
             log.write(json.dumps({"step": loader.last_step.step, "shards": digests(batch)}) + "\n")
             time.sleep(options.seconds)
