@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from msdata_transport.launch import is_in_step
 
 from msdata_jax.cli import options, who_runs
@@ -38,7 +39,7 @@ from msdata_jax.errors import LaunchError
 from msdata_jax.lineage.plan_log import check_new
 
 
-@click.command("launch", context_settings={"ignore_unknown_options": True})
+@click.command("launch")
 @click.option(
     "--loaders", type=click.IntRange(1), help="Source loader ranks.  [default: 2; in a Slurm job by node]"
 )
@@ -58,7 +59,7 @@ from msdata_jax.lineage.plan_log import check_new
     "--dry-run", is_flag=True, help="Check recipe and script, show who would run what, print the command."
 )
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.argument("train", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("train", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- TRAIN [ARGUMENTS]...")
 def command(  # noqa: PLR0917 - click calls it by name
     loaders: int | None,
     trainers: int | None,
@@ -128,6 +129,7 @@ def command(  # noqa: PLR0917 - click calls it by name
         serve = serve_line(python, layout, data_options, recipe, train)
         line, guarded = spread_line(layout.num_ranks, layout.ranks_per_node, serve), False
     else:
+        _refuse_options_of_slurm()
         guarded = can_guard()
         line = command_line(
             loaders=loaders or 2,
@@ -155,6 +157,18 @@ def command(  # noqa: PLR0917 - click calls it by name
     if log_dir is not None:
         check_folder(log_dir)
     return run_until_done(line, environ, spread, shown)
+
+
+def _refuse_options_of_slurm() -> None:
+    """Raise UsageError where options are given that mean something in a Slurm job alone."""
+    names = ("trainers_per_node", "loaders_per_node", "mpi", "srun_options", "python", "run_folder")
+    context = click.get_current_context()
+    given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        options = ", ".join(each.opts[0] for each in context.command.params if each.name in given)
+        raise click.UsageError(
+            f"{options} go with a Slurm job (sbatch, salloc), and this is none: say --loaders and --trainers"
+        )
 
 
 def _lay_out(wanted: Wanted, loaders: int | None) -> Layout:

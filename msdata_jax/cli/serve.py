@@ -28,7 +28,7 @@ from msdata_jax.runtime.job import ROLE_VARIABLE, SHOW_SECONDS
 NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- train.py [args]"
 
 
-@click.command("serve", context_settings={"ignore_unknown_options": True})
+@click.command("serve")
 @click.option(
     "--role", type=click.Choice(["planner", "loader", "shadow", "constructor"]), help="This rank's role."
 )

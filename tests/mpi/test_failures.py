@@ -93,8 +93,8 @@ def shared_memory_of(job: Job) -> set[Path]:
     """Shared-memory files that the ranks of a job map."""
     found = set()
     for pid in processes_with(job.mark):
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        found |= {Path(line.split()[-1]) for line in lines if line.split()[-1].startswith("/dev/shm/")}
+        words = Path(f"/proc/{pid}/maps").read_text().split()  # "(deleted)" may follow a name
+        found |= {Path(word) for word in words if word.startswith("/dev/shm/")}
     return found
 
 
