@@ -23,8 +23,8 @@ def create_data_iterator(config: Any, mesh: Mesh) -> tuple[GlobalBatchIterator, 
     if (config.global_batch_size_to_load, config.max_target_length) != (ROWS, SEQ_LEN):
         raise ValueError(
             f"the run trains on {config.global_batch_size_to_load} rows of {config.max_target_length} "
-            f"tokens, the recipe packs {ROWS} of {SEQ_LEN}: set MSDATA_ROWS and MSDATA_SEQ_LEN on every rank, "
-            "or per_device_batch_size and max_target_length"
+            f"tokens, the recipe packs {ROWS} of {SEQ_LEN}: set MSDATA_ROWS and MSDATA_SEQ_LEN on all "
+            "ranks, or per_device_batch_size and max_target_length"
         )
     train = GlobalBatchIterator(
         recipe,
