@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from msdata_jax.cli import doctor, doctor_job, launch
+from msdata_jax.cli import doctor, doctor_job, mpiexec
 
 
 def run(arguments: Sequence[str]) -> tuple[int, str]:
@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> tuple[int, str]:
 
 
 def use_mpiexec(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
-    for module in (doctor, launch):
+    for module in (doctor, mpiexec):
         monkeypatch.setattr(module, "find_mpiexec", lambda: path)
 
 
