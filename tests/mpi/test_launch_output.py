@@ -122,7 +122,9 @@ def test_ranks_that_mpiexec_starts_alike_have_logs_too(job: Path) -> None:
 def test_the_summary_is_what_the_job_did(job: Path) -> None:
     done = launch(job, "--summary", str(job / "summary.json"))
     assert done.returncode == 0, done.stderr
-    shown = [line for line in done.stderr.splitlines() if line.startswith(("msdata: ", " " * 8))]
+    said = done.stderr.splitlines()
+    shown = [line for line in said if line.startswith(("msdata: 12 steps", " " * 8))]
+    assert f"msdata: wrote {job / 'summary.json'}" in said
     assert shown[0].startswith("msdata: 12 steps in ")
     assert any(line.strip().startswith("dearest rank 1.000 times the mean cost") for line in shown)
     table = {line.split()[0]: line.split()[1:] for line in shown[-2:]}
