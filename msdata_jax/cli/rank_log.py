@@ -5,6 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from msdata_transport.run_folder import VARIABLE as RUN_FOLDER_VARIABLE
+
 from msdata_jax.errors import LaunchError
 
 VARIABLE = "MSDATA_LOG"
@@ -61,7 +63,8 @@ def _copy(tee: str, path: Path, descriptor: int) -> None:
         os.posix_spawn(
             tee,
             [tee, "-ia", str(path)],
-            {},
+            # By which the launcher knows it for one of the job's, and waits until all is copied.
+            {RUN_FOLDER_VARIABLE: os.environ.get(RUN_FOLDER_VARIABLE, "")},
             file_actions=[(os.POSIX_SPAWN_DUP2, reading, 0), (os.POSIX_SPAWN_DUP2, descriptor, 1)],
             setsid=True,  # a launcher that kills the rank's process group leaves it the last words
         )

@@ -23,6 +23,7 @@ from msdata_jax.cli.rank_log import begin_log
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.errors import LaunchError
 from msdata_jax.roles.placement import parse_roles, role_of_rank
+from msdata_jax.runtime.ending import write_whole_lines
 from msdata_jax.runtime.job import ROLE_VARIABLE, SHOW_SECONDS
 
 NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- train.py [args]"
@@ -81,6 +82,7 @@ def command(  # noqa: PLR0917 - click calls it by name
     os.environ[ROLE_VARIABLE] = role
     if log_dir is not None:
         begin_log(log_dir, rank_from_environment(), role)
+    write_whole_lines()  # those of a recipe, too
     program = [sys.executable, *train] if role == "constructor" else sys.orig_argv
     if SHARED_VARIABLE in os.environ and not has_guard():
         vital = ["--vital"] if role in ("planner", "constructor") else []
