@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from msdata_jax.errors import MSDataError as MSDataError
     from msdata_jax.errors import RecipeError as RecipeError
     from msdata_jax.errors import SourceError as SourceError
-    from msdata_jax.initialize import initialize as initialize
     from msdata_jax.loader import DataLoader as DataLoader
     from msdata_jax.planning.graph import DGraph as DGraph
+    from msdata_jax.processes import initialize as initialize
     from msdata_jax.recipe import Recipe as Recipe
     from msdata_jax.recipe import Source as Source
     from msdata_jax.records import IMAGE_TOKEN as IMAGE_TOKEN
@@ -38,7 +38,7 @@ _HOMES = {
     "MSDataError": "errors",
     "RecipeError": "errors",
     "SourceError": "errors",
-    "initialize": "initialize",
+    "initialize": "processes",
     "DataLoader": "loader",
     "DGraph": "planning.graph",
     "Recipe": "recipe",

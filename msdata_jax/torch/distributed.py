@@ -16,7 +16,7 @@ from msdata_jax.roles.planner import START_SECONDS
 from msdata_jax.runtime.job import TrainingJob, current_job
 
 if TYPE_CHECKING:
-    from msdata_jax.initialize import Processes
+    from msdata_jax.processes import Processes
 
 LOOPBACK = "127.0.0.1"
 

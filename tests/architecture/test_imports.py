@@ -57,7 +57,7 @@ def test_importing_the_package_alone_loads_no_numpy() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["msdata_jax.loader", "msdata_jax.serve", "msdata_jax.initialize", "msdata_jax.runtime.data_rank"],
+    ["msdata_jax.loader", "msdata_jax.serve", "msdata_jax.processes", "msdata_jax.runtime.data_rank"],
 )
 def test_what_every_rank_imports_loads_no_framework_and_no_file_library(module: str) -> None:
     assert loaded_by(module) & (FRAMEWORKS | OPTIONAL) == set()

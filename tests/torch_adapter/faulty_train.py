@@ -1,4 +1,4 @@
-"""Builds a dataset on a mesh that does not fit, as `MSDATA_TEST_FAULT` says."""
+"""Reads a dataset on a mesh that does not fit, as `MSDATA_TEST_FAULT` says."""
 
 import os
 
@@ -12,7 +12,7 @@ from msdata_jax.torch import MSIterableDataset, initialize
 if os.environ["MSDATA_TEST_FAULT"] == "own world":
     msd.initialize(use_jax=False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    MSIterableDataset(recipe, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)))
+    next(MSIterableDataset(recipe, mesh=init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))))
 else:
     initialize()
-    MSIterableDataset(recipe)
+    next(MSIterableDataset(recipe))

@@ -1,4 +1,4 @@
-"""What a training script calls first."""
+"""The training processes of a job, and what a training script calls first to be one."""
 
 import os
 from dataclasses import dataclass
