@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +107,15 @@ _slurm = (
 
 def showing(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `showing.Showing`."""
-    for option in reversed(_showing):
-        command = option(command)
-    return command
+    return _with_options(command, _showing)
 
 
 def slurm(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a job in a Slurm allocation."""
-    for option in reversed(_slurm):
+    return _with_options(command, _slurm)
+
+
+def _with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    for option in reversed(options):
         command = option(command)
     return command

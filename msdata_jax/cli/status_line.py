@@ -53,7 +53,7 @@ def _running(status: Mapping[str, Any]) -> str:
     if status["buffers"] is not None:
         parts.append(f"buffers {100 * status['buffers']:.0f} %")
     if status["slowest_source"] is not None:
-        parts.append(f"slowest source {_printable(status['slowest_source'])}")
+        parts.append(f"slowest source {printable(status['slowest_source'])}")
     if status["lost"]:
         parts.append(f"{len(status['lost'])} lost")
     if status["stopping"]:
@@ -73,7 +73,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
+    """A name that cannot move the cursor."""
     return "".join(each if each.isprintable() else "?" for each in name)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msdata_jax.cli.status_line import in_pace, percent
+from msdata_jax.cli.status_line import in_pace, percent, printable
 from msdata_jax.cli.tables import format_value
 
 MOST_SOURCES = 12
@@ -97,7 +97,7 @@ def _table(sources: list[Mapping[str, Any]]) -> list[str]:
     head = ("source", "samples", "tokens", "of tokens", "bad", "waited for")
     rows = [head] + [
         (
-            "".join(char if char.isprintable() else "?" for char in each["name"]),
+            printable(each["name"]),
             *(format_value(each[name]) for name in ("samples", "tokens")),
             f"{100 * each['share_of_tokens']:.1f} %",
             format_value(each["bad"]),

@@ -1,7 +1,6 @@
 """`MSDatasetIterator`: reads the steps of a recipe, says where it stands and goes where it is told."""
 
 import asyncio
-import atexit
 import contextlib
 import json
 import os
@@ -22,6 +21,7 @@ from msdata_jax.errors import CheckpointError, JobFailed, MSDataError
 from msdata_jax.grain.position import NO_DIGEST, Position
 from msdata_jax.grain.turns import CLOSE_SECONDS, Turns, wait_for_closings
 from msdata_jax.loader import DataLoader
+from msdata_jax.runtime.ending import run_first_at_exit
 from msdata_jax.runtime.job import current_job
 
 if TYPE_CHECKING:
@@ -353,8 +353,7 @@ _all_turns: "weakref.WeakSet[Turns]" = weakref.WeakSet()
 def _close_at_exit(iterator: MSDatasetIterator, turns: Turns) -> None:
     """Loops that never close their iterator leave the job in order all the same."""
     if not _all_turns:  # behind `initialize`, whose own part at exit then comes later
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
+        run_first_at_exit(_close_all)
     _iterators.add(iterator)
     _all_turns.add(turns)
 

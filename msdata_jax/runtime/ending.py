@@ -1,8 +1,10 @@
 """How a process of a job writes its lines, and how it ends when it failed."""
 
+import atexit
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from msdata_transport.guard import report_failure
@@ -19,6 +21,12 @@ def write_whole_lines() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def run_first_at_exit(hook: Callable[..., object], *arguments: object) -> None:
+    """Run `hook` at exit before all that is registered so far; where it is registered itself, only then."""
+    atexit.unregister(hook)
+    atexit.register(hook, *arguments)
 
 
 def flush() -> None:

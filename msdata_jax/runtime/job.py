@@ -27,7 +27,7 @@ from msdata_jax.roles import messages as m
 from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
-from msdata_jax.runtime.ending import end_badly, flush, write_whole_lines
+from msdata_jax.runtime.ending import end_badly, flush, run_first_at_exit, write_whole_lines
 from msdata_jax.runtime.loop import FAILURE_SECONDS, WORKER_SECONDS, describe_failure
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class TrainingJob:
         Frameworks register hooks of their own that wait for the other training processes.
         """
         self.exit_hooks.append(hook)
-        atexit.unregister(_leave)
-        atexit.register(_leave, self)
+        run_first_at_exit(_leave, self)
 
     @property
     def process_index(self) -> int:

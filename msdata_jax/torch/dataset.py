@@ -1,6 +1,5 @@
 """The steps of a recipe as a torch `IterableDataset` that says where it stands."""
 
-import atexit
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from msdata_jax.errors import CheckpointError, JobFailed, LaunchError
 from msdata_jax.loader import DataLoader
 from msdata_jax.recipe import Recipe
+from msdata_jax.runtime.ending import run_first_at_exit
 from msdata_jax.torch.mesh import TorchMesh
 
 STATE_VERSION = 1
@@ -204,8 +204,7 @@ _open_datasets: "weakref.WeakSet[MSIterableDataset]" = weakref.WeakSet()
 def _close_at_exit(dataset: MSIterableDataset) -> None:
     """Loops that take so many steps and never close their dataset leave the job in order all the same."""
     if not _open_datasets:  # behind `initialize`, whose own part at exit then comes later
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
+        run_first_at_exit(_close_all)
     _open_datasets.add(dataset)
 
 
