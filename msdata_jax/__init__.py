@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from msdata_jax import checkpoint as checkpoint
     from msdata_jax import costs as costs
+    from msdata_jax import scaling as scaling
     from msdata_jax.errors import BadSampleError as BadSampleError
     from msdata_jax.errors import CheckpointError as CheckpointError
     from msdata_jax.errors import JobFailed as JobFailed
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
     from msdata_jax.recipe import Recipe as Recipe
     from msdata_jax.recipe import Source as Source
     from msdata_jax.records import IMAGE_TOKEN as IMAGE_TOKEN
+    from msdata_jax.sources.audio import DecodeAudio as DecodeAudio
+    from msdata_jax.sources.audio import PatchifyAudio as PatchifyAudio
     from msdata_jax.sources.images import DecodeImage as DecodeImage
     from msdata_jax.sources.images import Patchify as Patchify
     from msdata_jax.sources.lengths import Split as Split
     from msdata_jax.sources.lengths import Truncate as Truncate
     from msdata_jax.sources.tokenize import Tokenize as Tokenize
+    from msdata_jax.sources.video import DecodeVideo as DecodeVideo
 
 __version__ = "0.1.0"
 
@@ -44,14 +48,17 @@ _HOMES = {
     "Recipe": "recipe",
     "Source": "recipe",
     "IMAGE_TOKEN": "records",
+    "DecodeAudio": "sources.audio",
     "DecodeImage": "sources.images",
+    "DecodeVideo": "sources.video",
     "Patchify": "sources.images",
+    "PatchifyAudio": "sources.audio",
     "Split": "sources.lengths",
     "Truncate": "sources.lengths",
     "Tokenize": "sources.tokenize",
 }
 
-_MODULES = ("checkpoint", "costs")
+_MODULES = ("checkpoint", "costs", "scaling")
 
 __all__ = ["__version__", *_MODULES, *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]  # noqa: PLE0604
 

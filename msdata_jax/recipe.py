@@ -18,9 +18,10 @@ class Source:
 
     Attributes:
         data: anything with grain's random-access protocol (`__len__`, `__getitem__`; batched `__getitems__`
-            or `_getitems` where there is one), a `grain.MapDataset`, or a path or glob of files:
+            or `_getitems` where there is one), a `grain.MapDataset`, or a path, URL or glob of files:
             `.arrayrecord` or `.array_record`, `.parquet`, `.jsonl` (one JSON object a line), `.tar`
-            (WebDataset).
+            (WebDataset), `.tfrecord` or `.tfrecords`, `.idx` or `.bin` (a pair of Megatron-LM), or of folders
+            with an `index.json` of MDS.
         transforms: applied in order to each record; callables, or grain's `Map`, `RandomMap`, `Filter`. A
             callable returns the new sample, a list of samples (a split), or None to leave the record out.
         measure: turns a transformed sample into metadata columns (int64) beyond `tokens`, `patches` and
@@ -32,6 +33,9 @@ class Source:
         shuffle: visit each epoch in an order of its own (a permutation by seed, source and epoch).
         block_size: consecutive positions that are leased, read and reported together.
         options: format options for the reader, such as `{"columns": ("text",)}` for Parquet.
+        storage: how URLs are read: `RemoteOptions`, such as `{"read_ahead": 16}`, and what the file system of
+            fsspec takes, such as `{"anon": True}`. It decides no content: fingerprints, messages and
+            checkpoints are free of it.
         isolate: read and transform in a child process of the loader, so that a decoder that crashes or hangs
             costs a sample and not the loader; what it was at becomes a bad sample.
         sample_seconds: with `isolate`, how long one record may take before it counts as bad; None for ever.
@@ -52,6 +56,7 @@ class Source:
     shuffle: bool = field(default=True, kw_only=True)
     block_size: int = field(default=64, kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    storage: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
     isolate: bool = field(default=False, kw_only=True)
     sample_seconds: float | None = field(default=None, kw_only=True)
     read_retries: int = field(default=3, kw_only=True)
@@ -82,6 +87,11 @@ class Source:
             )
 
     def _check_reading(self) -> None:
+        if self.storage and not (isinstance(self.data, str) or hasattr(self.data, "__fspath__")):
+            raise RecipeError(
+                f"storage={sorted(self.storage)} is for URLs; data is {type(self.data).__qualname__}, leave "
+                "it out"
+            )
         if self.sample_seconds is not None and not (self.isolate and self.sample_seconds > 0):
             raise RecipeError(
                 f"sample_seconds={self.sample_seconds} is above 0 and needs isolate=True: only what runs in "
@@ -116,6 +126,8 @@ class Recipe:
         sources: datasets by name; their order is part of the recipe (ties are broken by it).
         strategy: a `DGraph`.
         seed: any integer from 0 to 2**63 - 1.
+        scaling: a `scaling.ScalingPolicy` that decides, while a job runs, which loaders read what; None for
+            the usual one. It decides nothing of what steps deliver, and is no part of the fingerprint.
 
     Raises:
         RecipeError: no source, a seed out of range, or a strategy that does not fit the sources.
@@ -124,6 +136,7 @@ class Recipe:
     sources: Mapping[str, Source]
     strategy: Strategy
     seed: int = 0
+    scaling: Any = None
 
     def __post_init__(self) -> None:
         """Check the parts against each other, so that a wrong recipe fails before any rank starts."""
@@ -136,6 +149,10 @@ class Recipe:
                 )
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed is between 0 and 2**63 - 1, got {self.seed}")
+        if self.scaling is not None and not callable(getattr(self.scaling, "decide", None)):
+            raise RecipeError(
+                f"scaling is a policy such as msdata_jax.scaling.Hysteresis(), got {self.scaling!r}"
+            )
         self.strategy.check(self.source_names, self.columns)
 
     @property
@@ -149,9 +166,13 @@ class Recipe:
         return tuple(sorted({column for source in self.sources.values() for column in source.columns}))
 
     def data_of(self, name: str) -> str:
-        """Where the data of a source are, for people: the path, or the type of what is in memory."""
+        """Where the data of a source are, for people: the path, or the type of what is in memory.
+
+        A URL is without user, password and query.
+        """
         data = self.sources[name].data
-        return str(data.__fspath__()) if hasattr(data, "__fspath__") else _text_of(data).strip("'")
+        text = str(data.__fspath__()) if hasattr(data, "__fspath__") else _text_of(data).strip("'")
+        return without_credentials(text)
 
     def content_of(self, name: str) -> str:
         """What decides what the positions of a source yield besides its data, as text: equal where that is.
@@ -165,15 +186,32 @@ class Recipe:
         """A digest that is equal in every process that built the same recipe (hex, 16 bytes).
 
         It covers the seed, the strategy, and each source's fields. Paths and dataclasses (the transforms of
-        this package) enter by value, other objects and functions by name.
+        this package) enter by value, other objects and functions by name. `storage` does not enter, nor do
+        user, password and query of a URL: they may differ from rank to rank, and from day to day.
         """
         lines = [f"seed={self.seed}", self.strategy.describe()]
         for name, source in self.sources.items():
-            lines.append(f"{name}: {[_text_of(getattr(source, each.name)) for each in fields(source)]}")
+            values = {each.name: getattr(source, each.name) for each in fields(source)}
+            if isinstance(source.data, str):
+                values["data"] = without_credentials(source.data)
+            del values["storage"]
+            lines.append(f"{name}: {[_text_of(value) for value in values.values()]}")
         return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
 _CONTENT = ("transforms", "measure", "columns", "on_bad_sample", "shuffle", "options", "one_per_record")
+
+
+def without_credentials(location: str) -> str:
+    """A URL without user, password and query, which may hold a signature; a path as it is."""
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return location
+    rest = re.sub(r"^[^/]*@", "", rest)
+    rest = re.sub(r"://[^/@]*@", "://", rest)  # a URL inside a URL
+    # Elsewhere than in http a question mark may be part of a glob.
+    query = r"[?#].*$" if scheme in ("http", "https") else r"\?[^/]*=.*$"
+    return f"{scheme}://{re.sub(query, '', rest, flags=re.DOTALL)}"
 
 
 def without_addresses(text: str) -> str:

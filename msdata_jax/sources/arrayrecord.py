@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from msdata_jax.errors import SourceError
+from msdata_jax.sources import storage
 from msdata_jax.sources.protocol import BadRecord, one_line, require, says_transient
 
 
@@ -47,9 +48,9 @@ class ArrayRecordFile:
         return self._num_records
 
     def open(self) -> "_Handle":
-        """An `ArrayRecordReader`."""
+        """An `ArrayRecordReader`; of a remote file on its copy in the disk cache."""
         module = require("array_record.python.array_record_module", "arrayrecord")
-        return _Handle(module.ArrayRecordReader(self._path, self._reader_options))
+        return _Handle(module.ArrayRecordReader(storage.local_copy(self._path), self._reader_options))
 
     def read(self, handle: "_Handle", indices: np.ndarray) -> list[Any]:
         """One batched read; one by one where that fails, to find out which records are bad."""

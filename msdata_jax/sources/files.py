@@ -3,50 +3,58 @@
 Files are taken in sorted order of their paths. Their indices stay in memory; only a few stay open.
 """
 
-import dataclasses
 import glob
 import hashlib
-import importlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from msdata_jax.errors import SourceError
+from msdata_jax.recipe import without_credentials
+from msdata_jax.sources import storage
+from msdata_jax.sources.formats import choose_format
 from msdata_jax.sources.handles import Handles
-from msdata_jax.sources.protocol import BadRecord, Format, Handle, RecordFile
+from msdata_jax.sources.protocol import BadRecord, DigestedFile, Format, Handle, RecordFile
 
-MAX_OPEN_FILES = 32
 MAX_FILE_DIGESTS = 64
 _DIGEST_BYTES = 65536
-
-# suffix -> module and class; imported when a source needs it
-_FORMATS = {
-    ".arrayrecord": ("arrayrecord", "ArrayRecordFormat"),
-    ".array_record": ("arrayrecord", "ArrayRecordFormat"),
-    ".parquet": ("parquet", "ParquetFormat"),
-    ".jsonl": ("jsonl", "JsonlFormat"),
-    ".tar": ("tar", "TarFormat"),
-}
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def open_files(pattern: str, options: Mapping[str, Any], *, keep_damaged: bool) -> "FileRecords":
+def open_files(
+    pattern: str,
+    options: Mapping[str, Any],
+    *,
+    keep_damaged: bool,
+    storage_options: Mapping[str, Any] = _NONE,
+) -> "FileRecords":
     """Find and index the files of a source.
 
     Args:
-        pattern: a path, or a glob (`**` matches folders).
+        pattern: a path, or a glob (`**` matches folders); or a URL, as `storage.find` takes it.
         options: fields of the format's class.
         keep_damaged: read what is whole of a damaged file, where the format can tell what is.
+        storage_options: `Source.storage`.
 
     Raises:
         SourceError: no such file, no such format, no records, a wrong option, or a file that is damaged.
     """
-    paths = _find(pattern)
-    record_format = _choose_format(paths, options, keep_damaged)
-    return FileRecords(paths, [record_format.index(path) for path in paths], record_format.window_groups)
+    paths = _find(pattern, storage_options)
+    record_format = choose_format(paths, options, keep_damaged)
+    return FileRecords(paths, [_indexed(record_format, path) for path in paths], record_format.window_groups)
+
+
+def _indexed(record_format: Format, path: str) -> RecordFile:
+    try:
+        return record_format.index(path)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 class FileRecords:
@@ -59,7 +67,7 @@ class FileRecords:
         self._files = files
         self.window_groups = window_groups
         self._starts = np.concatenate([[0], np.cumsum([len(file) for file in files], dtype=np.int64)])
-        self._handles = Handles(self._open, MAX_OPEN_FILES)
+        self._handles = Handles(self._open)
 
     @property
     def group_sizes(self) -> np.ndarray | None:
@@ -70,8 +78,13 @@ class FileRecords:
 
     @property
     def num_open_files(self) -> int:
-        """At most MAX_OPEN_FILES, and one for each read in progress."""
+        """Files of this source that are open now; `sources.handles` bounds those of all sources together."""
         return len(self._handles)
+
+    @property
+    def num_retries(self) -> int:
+        """How many requests were tried again, where the files are remote."""
+        return storage.num_retries(self._paths)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -94,7 +107,7 @@ class FileRecords:
                 found = self._files[number].read(handle, indices)
         except OSError as error:
             raise SourceError(f"{path} can no longer be read: {error.strerror or error}") from error
-        name = os.path.basename(path)
+        name = storage.base_name(path)
         return [
             replace(record, reason=f"{name}: {record.reason}") if isinstance(record, BadRecord) else record
             for record in found
@@ -103,14 +116,14 @@ class FileRecords:
     def describe(self, index: int) -> str:
         """The record's number in its file, from 0."""
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return f"record {index - int(self._starts[number])} of {os.path.basename(self._paths[number])}"
+        return f"record {index - int(self._starts[number])} of {storage.base_name(self._paths[number])}"
 
     def fingerprint(self) -> str:
         """Digest of each file's name, size, record count, first and last 64 KiB (headers and footers)."""
         digest = hashlib.blake2b(digest_size=16)
         for path, file in zip(self._paths, self._files, strict=True):
-            digest.update(f"{os.path.basename(path)}\n".encode())
-            _digest_file(path, len(file), digest)
+            digest.update(f"{storage.base_name(path)}\n".encode())
+            _digest_file(path, file, digest)
         return digest.hexdigest()
 
     def file_digests(self) -> dict[str, str]:
@@ -120,7 +133,7 @@ class FileRecords:
         digests = {}
         for name, path, file in zip(_short_names(self._paths), self._paths, self._files, strict=True):
             digest = hashlib.blake2b(digest_size=8)
-            _digest_file(path, len(file), digest)
+            _digest_file(path, file, digest)
             digests[name] = digest.hexdigest()
         return digests
 
@@ -136,62 +149,56 @@ class FileRecords:
         try:
             return self._files[number].open()
         except OSError as error:
-            raise SourceError(f"{self._paths[number]} can no longer be opened: {error.strerror}") from error
+            raise SourceError(
+                f"{self._paths[number]} can no longer be opened: {error.strerror or error}"
+            ) from error
 
 
-def _digest_file(path: str, num_records: int, digest: Any) -> None:
-    with _opened(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        digest.update(f"{size}\n{num_records}\n".encode())
-        digest.update(stream.read(_DIGEST_BYTES))
-        stream.seek(max(0, size - _DIGEST_BYTES))
-        digest.update(stream.read(_DIGEST_BYTES))
+def _digest_file(path: str, file: RecordFile, digest: Any) -> None:
+    if isinstance(file, DigestedFile):
+        digest.update(b"%d\n" % len(file) + file.content_digest())
+        return
+    with closing(_opened(path)) as stream:
+        digest.update(f"{stream.size}\n{len(file)}\n".encode())
+        digest.update(stream.pread(0, _DIGEST_BYTES))
+        digest.update(stream.pread(max(0, stream.size - _DIGEST_BYTES), _DIGEST_BYTES))
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
     """Base names; where files share one, their paths from the folder that all files have in common."""
-    counts = Counter(os.path.basename(path) for path in paths)
+    names = [storage.base_name(path) for path in paths]
+    counts = Counter(names)
     whole = [os.path.abspath(path) for path in paths]
     folder = os.path.commonpath([os.path.dirname(path) for path in whole])
     return [
-        name if counts[name := os.path.basename(path)] == 1 else os.path.relpath(path, folder)
-        for path in whole
+        name if counts[name] == 1 else os.path.relpath(path, folder)
+        for name, path in zip(names, whole, strict=True)
     ]
 
 
-def _opened(path: str) -> Any:
+def _opened(path: str) -> storage.ByteFile:
     try:
-        return open(path, "rb")
+        return storage.open_bytes(path)
     except OSError as error:
         raise SourceError(f"{path} cannot be opened: {error.strerror}") from error
 
 
-def _find(pattern: str) -> list[str]:
-    paths = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+def _find(pattern: str, storage_options: Mapping[str, Any]) -> list[str]:
+    shown = without_credentials(pattern)
+    try:
+        paths = storage.find(pattern, storage_options)
+        sizes = storage.sizes_of([path for path in paths if not os.path.isdir(path)])
+    except OSError as error:
+        where = error.filename or shown
+        raise SourceError(f"{where} cannot be opened: {error.strerror or error}") from error
     if not paths:
-        what = "the glob matches no file" if glob.has_magic(pattern) else "there is no such file"
-        raise SourceError(f"{pattern}: {what} (seen from {os.getcwd()}); correct the path of the source")
-    for path in paths:
-        if os.path.isdir(path):
-            raise SourceError(f"{path} is a folder; give a glob of its files, such as {path}/*.parquet")
-        with _opened(path) as stream:
-            if os.fstat(stream.fileno()).st_size == 0:
-                raise SourceError(f"{path} is empty (0 bytes); write it again or take it out of {pattern}")
-    return paths
-
-
-def _choose_format(paths: Sequence[str], options: Mapping[str, Any], keep_damaged: bool) -> Format:
-    suffixes = {os.path.splitext(path)[1].lower() for path in paths}
-    if len(suffixes) > 1 or not suffixes <= _FORMATS.keys():
-        raise SourceError(
-            f"a source is of files of one format out of {', '.join(_FORMATS)}, got {sorted(suffixes)} "
-            f"({paths[0]}); convert or unpack the files, or split the source"
-        )
-    module, class_name = _FORMATS[suffixes.pop()]
-    chosen = getattr(importlib.import_module(f"msdata_jax.sources.{module}"), class_name)
-    known = {field.name for field in dataclasses.fields(chosen)} - {"keep_damaged"}
-    if unknown := sorted(options.keys() - known):
-        raise SourceError(
-            f"{class_name} has the options {sorted(known)}, got {unknown}; correct Source.options"
-        )
-    return chosen(**options, **({"keep_damaged": keep_damaged} if hasattr(chosen, "keep_damaged") else {}))
+        what = "there is no such file"
+        if storage.is_remote(pattern):
+            what = "no file is listed there; name the files by braces ({000..099}) or in a list (.txt)"
+        elif glob.has_magic(pattern):
+            what = "the glob matches no file"
+        raise SourceError(f"{shown}: {what} (seen from {os.getcwd()}); correct the path of the source")
+    for path, size in sizes.items():
+        if size == 0:
+            raise SourceError(f"{path} is empty (0 bytes); write it again or take it out of {shown}")
+    return [path if storage.is_remote(path) else path.rstrip("/") or path for path in paths]

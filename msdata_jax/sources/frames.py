@@ -100,6 +100,7 @@ def receive_block(header: dict[str, Any], num_bytes: int, dtype: np.dtype, recei
         shapes = np.array(header["shapes"], np.int64).reshape(-1, 3)
         bad = [BadSample(position=p, reason=reason, by_luck=luck) for p, reason, luck in header["bad"]]
         verdicts = dict(header["verdicts"])
+        read_seconds = float(header.get("read_seconds", 0.0))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BrokenFrame(f"the header is of no block: {error!r}") from error
     expected = len(shapes) * dtype.itemsize + sum(4 * t + p * v for t, p, v in shapes.tolist())
@@ -108,7 +109,15 @@ def receive_block(header: dict[str, Any], num_bytes: int, dtype: np.dtype, recei
     infos = np.empty(len(shapes), dtype)
     _fill(infos.view(np.uint8), receive)
     samples = _receive_samples(receive, shapes)
-    return Block(start=start, stop=stop, infos=infos, samples=samples, bad=bad, verdicts=verdicts)
+    return Block(
+        start=start,
+        stop=stop,
+        infos=infos,
+        samples=samples,
+        bad=bad,
+        verdicts=verdicts,
+        read_seconds=read_seconds,
+    )
 
 
 def _receive_samples(receive: Receive, shapes: np.ndarray) -> list[Sample]:

@@ -7,14 +7,13 @@ them ones that start programs, and warn about sizes that are checked here before
 import io
 import math
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from msdata_jax.errors import BadSampleError, RecipeError
-from msdata_jax.records import IMAGE_TOKEN
+from msdata_jax.sources.media import put_patches_first, take_bytes
 from msdata_jax.sources.protocol import one_line, require
 
 IMAGE_KEYS = ("image", "jpg", "jpeg", "png", "webp", "gif", "bmp", "img", "record")
@@ -69,21 +68,8 @@ class DecodeImage:
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record with its image."""
-        key, encoded = self._encoded(record)
-        rest = {name: value for name, value in record.items() if name != key}
+        encoded, rest = take_bytes(record, IMAGE_KEYS if self.key is None else (self.key,), "an image")
         return {**rest, "image": self._decode(encoded)}
-
-    def _encoded(self, record: dict[str, Any]) -> tuple[str, bytes]:
-        keys = IMAGE_KEYS if self.key is None else (self.key,)
-        key = next((key for key in keys if key in record), None)
-        if key is None:
-            raise BadSampleError(f"no {' or '.join(keys)} in the record, which has {sorted(record)}")
-        value = record[key]
-        if isinstance(value, Mapping):
-            value = value.get("bytes")
-        if not isinstance(value, bytes):
-            raise BadSampleError(f"{key!r} is {type(value).__name__}; an image is the bytes of its file")
-        return key, value
 
     def _decode(self, encoded: bytes) -> np.ndarray:
         reader = next((reader for reader in _READERS if encoded.startswith(reader[0])), None)
@@ -120,18 +106,21 @@ class DecodeImage:
 
 @dataclass(frozen=True)
 class Patchify:
-    """Cuts `image` into squares, and puts one IMAGE_TOKEN for each before the record's `tokens`.
+    """Cuts `image` or `frames` into squares, and puts one IMAGE_TOKEN for each before the record's `tokens`.
 
     The image is scaled to the nearest whole number of patches on each side (at least one), so nothing is cut
     off. `patches` are uint8 `[patches, patch * patch * 3]`, row by row from the top left, each row-major RGB.
+    The frames of a video come one after the other, all cut alike.
 
     Attributes:
         patch: side of a square in pixels.
         max_patches: scale the image down, keeping its shape, until it has at most so many; None for no bound.
+            The frames of a video have equal parts of them.
 
     Raises:
         RecipeError: patch or max_patches below 1.
-        BadSampleError: no `image` as DecodeImage makes it.
+        BadSampleError: no `image` as DecodeImage makes it nor `frames` as DecodeVideo does, or more frames
+            than max_patches.
     """
 
     patch: int = 16
@@ -150,28 +139,33 @@ class Patchify:
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record with patches and tokens instead of the image."""
-        image = record.get("image")
+        name = "frames" if record.get("image") is None and "frames" in record else "image"
+        pictures = record.get(name)
+        pictures = pictures[None] if name == "image" and isinstance(pictures, np.ndarray) else pictures
         if not (
-            isinstance(image, np.ndarray)
-            and image.dtype == np.uint8
-            and image.shape[2:] == (3,)
-            and image.size
+            isinstance(pictures, np.ndarray)
+            and pictures.dtype == np.uint8
+            and pictures.ndim == 4
+            and pictures.shape[3] == 3
+            and pictures.size
         ):
             raise BadSampleError(
-                "no 'image' of uint8 [height, width, 3] in the record; put DecodeImage before"
+                "no 'image' of uint8 [height, width, 3] or 'frames' of uint8 [frames, height, width, 3] in "
+                "the record; put DecodeImage or DecodeVideo before"
             )
-        patches = self._cut(image)
-        tokens = np.full(len(patches), IMAGE_TOKEN, np.int32)
-        if record.get("tokens") is not None:
-            tokens = np.concatenate([tokens, np.asarray(record["tokens"], np.int32)])
-        if record.get("patches") is not None:
-            patches = np.concatenate([patches, record["patches"]])
-        rest = {name: value for name, value in record.items() if name != "image"}
-        return {**rest, "tokens": tokens, "patches": patches}
+        rest = {key: value for key, value in record.items() if key not in (name, "frame_seconds")}
+        return put_patches_first(rest, self._patches(pictures))
 
-    def _cut(self, image: np.ndarray) -> np.ndarray:
+    def _patches(self, pictures: np.ndarray) -> np.ndarray:
+        """Uint8 `[patches, values]` of `[pictures, height, width, 3]`."""
+        share = None if self.max_patches is None else self.max_patches // len(pictures)
+        if share == 0:
+            raise BadSampleError(f"{len(pictures)} frames, and max_patches is {self.max_patches}")
+        return np.concatenate([self._cut(picture, share) for picture in pictures])
+
+    def _cut(self, image: np.ndarray, max_patches: int | None) -> np.ndarray:
         side = self.patch
-        rows, columns = _grid(image.shape[0], image.shape[1], side, self.max_patches)
+        rows, columns = _grid(image.shape[0], image.shape[1], side, max_patches)
         if image.shape[:2] != (rows * side, columns * side):
             pillow = require("PIL.Image", "images")
             image = np.asarray(_resized(pillow.fromarray(image), (columns * side, rows * side)))
@@ -205,4 +199,6 @@ def _resized(image: Any, size: tuple[int, int]) -> Any:
 
 
 def _pillow_errors() -> tuple[type[BaseException], ...]:
-    return (*_PILLOW_ERRORS, require("PIL.Image", "images").DecompressionBombError)
+    pillow = require("PIL.Image", "images")
+    # The warning: where warnings are errors, it comes for a GIF whose first frame is larger than its screen.
+    return (*_PILLOW_ERRORS, pillow.DecompressionBombError, pillow.DecompressionBombWarning)

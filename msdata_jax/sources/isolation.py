@@ -16,7 +16,9 @@ from msdata_jax.records import Block, info_dtype
 from msdata_jax.sources.child import Child, ChildDied, blame
 from msdata_jax.sources.pool import ChildPool
 from msdata_jax.sources.reader import MAX_SUBSTITUTES, NO_VERDICTS, SourceReader, check_range
+from msdata_jax.sources.remote.options import split_storage
 from msdata_jax.sources.serving import serve
+from msdata_jax.sources.storage import is_remote
 from msdata_jax.sources.watch import Board, Phase
 
 _MAX_UNCLEAR_DEATHS = 3
@@ -55,7 +57,10 @@ class IsolatedReader:
 
     def __init__(self, name: str, index: int, source: Source, seed: int, columns: Sequence[str] = ()) -> None:
         self._dtype = info_dtype((*columns, *source.columns))
-        self._limit = None if source.sample_seconds is None else partial(_limit, source.sample_seconds)
+        patience = _patience(source)
+        self._limit = (
+            None if source.sample_seconds is None else partial(_limit, source.sample_seconds, patience)
+        )
         main = partial(serve, partial(SourceReader, name, index, source, seed, columns))
         is_in_memory = not isinstance(source.data, str) and not hasattr(source.data, "__fspath__")
         self._pool = ChildPool(name, partial(Child, main, reopen_files=is_in_memory))
@@ -172,12 +177,19 @@ class _Case:
     num_unclear: int = 0
 
 
-def _limit(sample_seconds: float, board: Board) -> float:
+def _patience(source: Source) -> float:
+    """How long a read may take beside its samples' time: requests that fail are tried again for so long."""
+    if not isinstance(source.data, str) or not is_remote(source.data):
+        return 0.0
+    return split_storage(source.storage)[0].deadline_seconds
+
+
+def _limit(sample_seconds: float, patience: float, board: Board) -> float:
     """How long what the board shows may take."""
     match board.phase:
         case Phase.TRANSFORM:
             return sample_seconds
         case Phase.READ:
-            return sample_seconds * min(board.num_positions, _MAX_READ_POSITIONS)
+            return patience + sample_seconds * min(board.num_positions, _MAX_READ_POSITIONS)
         case _:
             return float("inf")

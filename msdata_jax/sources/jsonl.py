@@ -4,24 +4,26 @@ Blank lines are no records. A line that does not parse, or that is no object, is
 """
 
 import json
-import os
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
-from io import FileIO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from msdata_jax.errors import SourceError
-from msdata_jax.sources.protocol import BadRecord
+from msdata_jax.sources.protocol import BadRecord, compact
+from msdata_jax.sources.storage import ByteFile, open_bytes
 
 _PIECE_BYTES = 1 << 20
 _SNIFF_BYTES = 65536
+_NEWLINE = 10
+_IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonlFormat:
-    """JSON Lines.
+    """JSON Lines (`.jsonl`, `.ndjson`, `.json`).
 
     Attributes:
         max_record_bytes: a longer line is a bad record, and is not read into memory.
@@ -43,61 +45,119 @@ class JsonlFile:
     def __init__(self, path: str, max_record_bytes: int) -> None:
         self._path = path
         self._max_record_bytes = max_record_bytes
-        with open(path, "rb") as stream:
-            beginning = stream.read(_SNIFF_BYTES)
-            if not any(line.lstrip(b" \t\xef\xbb\xbf").startswith(b"{") for line in beginning.splitlines()):
-                raise SourceError(
-                    f"{path} is not JSON Lines: no line of its first {len(beginning)} bytes starts with '{{' "
-                    f"(it begins with {beginning[:8]!r}); unpack or convert it"
-                )
-            stream.seek(0)
-            self._starts, self._sizes, self._lines = _find_lines(stream)
+        finder = LineFinder()
+        stream = self.open()
+        try:
+            check_beginning(path, stream.pread(0, _SNIFF_BYTES))
+            for piece in _pieces(stream):
+                finder.feed(piece)
+        finally:
+            stream.close()
+        self._lines = finder.lines()
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._lines.starts)
 
-    def open(self) -> FileIO:
-        """A raw file: pread needs no lock and no buffer."""
-        return FileIO(self._path)
+    def open(self) -> ByteFile:
+        """The file's bytes: pread needs no lock and no buffer."""
+        return open_bytes(self._path)
 
-    def read(self, handle: FileIO, indices: np.ndarray) -> list[Any]:
+    def read(self, handle: ByteFile, indices: np.ndarray) -> list[Any]:
         """One pread and one parse per record."""
         return [self._read_one(handle, index) for index in indices.tolist()]
 
-    def _read_one(self, handle: FileIO, index: int) -> Any:
-        size, where = int(self._sizes[index]), f"line {self._lines[index]}"
+    def _read_one(self, handle: ByteFile, index: int) -> Any:
+        size, number = int(self._lines.sizes[index]), int(self._lines.numbers[index])
         if size > self._max_record_bytes:
-            return BadRecord(f"{where} has {size} bytes, max_record_bytes is {self._max_record_bytes}")
-        line = os.pread(handle.fileno(), size, int(self._starts[index]))
-        try:
-            record = json.loads(line.decode("utf-8-sig"))
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-            return BadRecord(f"{where} is not JSON in UTF-8: {error}")
-        if not isinstance(record, dict):
-            return BadRecord(f"{where} is a JSON {type(record).__name__}, not an object")
-        return record
+            return too_long(number, size, self._max_record_bytes)
+        return parse_line(handle.pread(int(self._lines.starts[index]), size), number)
 
 
-def _find_lines(stream: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Offset, size and number (from 1) of each line that is not blank; holds 1 MiB of the file at most."""
-    starts, sizes, numbers = array("q"), array("q"), array("q")
-    start = position = 0
-    number, blank = 1, True
-    while piece := stream.readline(_PIECE_BYTES):
-        position += len(piece)
-        blank = blank and piece.isspace()
-        if not piece.endswith(b"\n") and len(piece) == _PIECE_BYTES:
-            continue  # the line goes on
-        if not blank:
-            starts.append(start)
-            sizes.append(position - start)
-            numbers.append(number)
-        start, number, blank = position, number + 1, True
-    if not blank:  # the last line ended with a whole piece
-        starts.append(start)
-        sizes.append(position - start)
-        numbers.append(number)
-    return np.asarray(starts), np.asarray(sizes), np.asarray(numbers)
+class Lines(NamedTuple):
+    """Offset, size in bytes and number from 1 of each line that is not blank (int32 or int64)."""
+
+    starts: np.ndarray
+    sizes: np.ndarray
+    numbers: np.ndarray
+
+
+class LineFinder:
+    """Finds the lines of a text that comes in pieces; keeps none of them."""
+
+    def __init__(self) -> None:
+        self._starts, self._sizes, self._numbers = array("q"), array("q"), array("q")
+        self._position = self._start = 0
+        self._number, self._blank = 1, True
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what was found so far."""
+        return 3 * 8 * len(self._starts)
+
+    def feed(self, piece: bytes) -> None:
+        """The next bytes of the text, at least one."""
+        found = np.frombuffer(piece, np.uint8)
+        ends = np.flatnonzero(found == _NEWLINE) + 1
+        if len(ends):
+            self._add_lines(piece, found, ends)
+        if tail := piece[int(ends[-1]) if len(ends) else 0 :]:
+            self._blank = self._blank and tail.isspace()
+        self._position += len(piece)
+
+    def lines(self) -> Lines:
+        """All lines, when the text has ended; the last one need not end with a line break."""
+        if not self._blank:
+            self._starts.append(self._start)
+            self._sizes.append(self._position - self._start)
+            self._numbers.append(self._number)
+            self._blank = True
+        return Lines(compact(self._starts), compact(self._sizes), compact(self._numbers))
+
+    def _add_lines(self, piece: bytes, found: np.ndarray, ends: np.ndarray) -> None:
+        """Lines that end in this piece; only one that begins with white space can be blank."""
+        starts = np.concatenate([[0], ends[:-1]])
+        blank = _IS_SPACE[found[starts]]
+        blank[0] = self._blank  # its beginning was in the pieces before
+        for line in np.flatnonzero(blank).tolist():
+            blank[line] = piece[starts[line] : ends[line]].isspace()
+        offsets = starts + self._position
+        offsets[0] = self._start
+        kept = ~blank
+        self._starts.frombytes(offsets[kept].tobytes())
+        self._sizes.frombytes((ends + self._position - offsets)[kept].tobytes())
+        self._numbers.frombytes((np.arange(len(ends)) + self._number)[kept].tobytes())
+        self._start = self._position + int(ends[-1])
+        self._number += len(ends)
+        self._blank = True
+
+
+def check_beginning(path: str, beginning: bytes) -> None:
+    """Raises SourceError where no line of a text's beginning is a JSON object."""
+    if not any(line.lstrip(b" \t\xef\xbb\xbf").startswith(b"{") for line in beginning.splitlines()):
+        raise SourceError(
+            f"{path} is not JSON Lines: no line of its first {len(beginning)} bytes starts with '{{' "
+            f"(it begins with {beginning[:8]!r}); unpack or convert it"
+        )
+
+
+def parse_line(line: bytes, number: int) -> Any:
+    """The object of a line, or a BadRecord that names the line by its number."""
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        return BadRecord(f"line {number} is not JSON in UTF-8: {error}")
+    if not isinstance(record, dict):
+        return BadRecord(f"line {number} is a JSON {type(record).__name__}, not an object")
+    return record
+
+
+def too_long(number: int, size: int, max_record_bytes: int) -> BadRecord:
+    """Stands for a line that is not read."""
+    return BadRecord(f"line {number} has {size} bytes, max_record_bytes is {max_record_bytes}")
+
+
+def _pieces(stream: ByteFile) -> Iterator[bytes]:
+    offset = 0
+    while piece := stream.pread(offset, _PIECE_BYTES):
+        offset += len(piece)
+        yield piece

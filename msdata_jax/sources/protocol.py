@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -127,6 +127,15 @@ class RecordFile(Protocol):
         ...
 
 
+@runtime_checkable
+class DigestedFile(Protocol):
+    """A `RecordFile` that is no single file: it says itself what tells its data apart."""
+
+    def content_digest(self) -> bytes:
+        """A digest that changes when the data does, without reading them all. Free of paths and times."""
+        ...
+
+
 class Format(Protocol):
     """A file format with its options; shared by the files of one source."""
 
@@ -159,12 +168,46 @@ def require(module: str, extra: str) -> ModuleType:
         ) from error
 
 
+def compact(values: Any) -> np.ndarray:
+    """Integers as int32 where all of them fit, else as int64: an index is kept as long as its source."""
+    numbers = np.asarray(values, np.int64)
+    limits = np.iinfo(np.int32)
+    fits = not len(numbers) or (limits.min <= numbers.min() and numbers.max() <= limits.max)
+    return numbers.astype(np.int32) if fits else numbers.copy()
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether an error is one of the disk or the network that may pass, and not one of the data."""
+    status = http_status(error)
+    if status is not None:
+        return is_transient_status(status)
     # Libraries raise OSError for damaged data too, without a number.
     return isinstance(error, ConnectionError | TimeoutError) or (
         isinstance(error, OSError) and error.errno in _TRANSIENT
     )
+
+
+def is_transient_status(status: int) -> bool:
+    """Whether a server that answers with such an HTTP status may answer well another time."""
+    return status in (408, 425, 429) or status >= 500
+
+
+def http_status(error: BaseException) -> int | None:
+    """The status (400 to 599) in an exception of urllib, requests, aiohttp or botocore, else None."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status if _is_status(status) else None
+    if _is_status(status := getattr(response, "status_code", None)):
+        return status
+    for name in ("status", "status_code", "code"):  # the first that there is: some warn of the others
+        if _is_status(status := getattr(error, name, None)):
+            return status
+    return None
+
+
+def _is_status(value: Any) -> bool:
+    return type(value) is int and 400 <= value < 600
 
 
 def says_transient(text: str) -> bool:

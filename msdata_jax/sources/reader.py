@@ -2,6 +2,7 @@
 
 import operator
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from msdata_jax.errors import BadSampleError, MSDataError, SourceError
-from msdata_jax.recipe import Source
+from msdata_jax.recipe import Source, without_credentials
 from msdata_jax.records import MAX_SUBSTITUTES as MAX_SUBSTITUTES
 from msdata_jax.records import BadSample, Block, Sample, default_measure, info_dtype
 from msdata_jax.sources.files import open_files
@@ -34,6 +35,13 @@ class _Content:
     columns: Sequence[dict[str, int]] = ()
     bad: str | None = None
     by_luck: bool = False
+
+
+@dataclass(slots=True)
+class _Took:
+    """How long a block has waited for its records."""
+
+    seconds: float = 0.0
 
 
 class SourceReader:
@@ -74,7 +82,7 @@ class SourceReader:
             self._chain.open()
             self._records = RetryingRecords(_open(source), source.read_retries, self._watch.sleep)
             if len(self._records) == 0:
-                raise SourceError(f"{source.data!r:.100} has no records; a source needs at least one")
+                raise SourceError(f"{_shown(source.data)} has no records; a source needs at least one")
         except MSDataError as error:
             raise type(error)(f"source {name!r}: {error}") from error
         self._order = Order(
@@ -90,6 +98,14 @@ class SourceReader:
     def num_records(self) -> int:
         """Records of one epoch."""
         return len(self._records)
+
+    @property
+    def records_per_window(self) -> int:
+        """Records that share what the first of them costs to decode; 1 where each has its own cost."""
+        sizes = self._records.group_sizes
+        if sizes is None:
+            return 1
+        return max(len(self._records) * self._records.window_groups // max(len(sizes), 1), 1)
 
     @property
     def num_open_files(self) -> int:
@@ -138,14 +154,15 @@ class SourceReader:
             ValueError: not 0 <= start <= stop.
         """
         check_range(start, stop)
-        contents = self._contents(range(start, stop), verdicts)
+        took = _Took()
+        contents = self._contents(range(start, stop), verdicts, took)
         bad: list[BadSample] = []
         yields: list[tuple[int, _Content]] = []
         for position in range(start, stop):
             content = contents[position]
             if content.bad is not None:
                 by_luck = content.by_luck
-                content, reason = self._substitute(position, content.bad, contents, verdicts)
+                content, reason = self._substitute(position, content.bad, contents, verdicts, took)
                 bad.append(BadSample(position=position, reason=reason, by_luck=by_luck))
             yields.append((position, content))
         return Block(
@@ -155,6 +172,7 @@ class SourceReader:
             samples=[sample for _, content in yields for sample in content.samples],
             bad=bad,
             verdicts={p: content.bad or "" for p, content in sorted(contents.items()) if content.by_luck},
+            read_seconds=took.seconds,
         )
 
     def close(self) -> None:
@@ -162,32 +180,41 @@ class SourceReader:
         self._records.close()
 
     def _substitute(
-        self, position: int, reason: str, contents: dict[int, _Content], verdicts: Mapping[int, str]
+        self,
+        position: int,
+        reason: str,
+        contents: dict[int, _Content],
+        verdicts: Mapping[int, str],
+        took: _Took,
     ) -> tuple[_Content, str]:
         """What stands in the place of a bad position, and the reason to list. Adds to `contents`."""
         if self._source.on_bad_sample != "replace":
             return _Content(), reason
         for other in range(position + 1, position + 1 + MAX_SUBSTITUTES):
             if other not in contents:
-                contents.update(self._contents([other], verdicts))
+                contents.update(self._contents([other], verdicts, took))
             if contents[other].samples:
                 return contents[other], reason
         return _Content(), f"{reason}; none of the next {MAX_SUBSTITUTES} positions can replace it"
 
-    def _contents(self, positions: Sequence[int], verdicts: Mapping[int, str]) -> dict[int, _Content]:
+    def _contents(
+        self, positions: Sequence[int], verdicts: Mapping[int, str], took: _Took
+    ) -> dict[int, _Content]:
         contents = {p: _Content(bad=verdicts[p], by_luck=True) for p in positions if p in verdicts}
         wanted = [p for p in positions if p not in verdicts]
         step = 1 if self._watch.one_by_one else max(1, len(wanted))
         for first in range(0, len(wanted), step):
             part = wanted[first : first + step]
-            contents.update(zip(part, self._read(part), strict=True))
+            contents.update(zip(part, self._read(part, took), strict=True))
         return contents
 
-    def _read(self, positions: Sequence[int]) -> list[_Content]:
+    def _read(self, positions: Sequence[int], took: _Took) -> list[_Content]:
         epochs, records = self._order.locate(np.array(positions, np.int64))
         asked = epochs * len(self._records) + records if self._records.counts_epochs else records
         self._watch.at(Phase.READ, positions[0], len(positions))
+        begin = time.perf_counter()
         found = self._records.read(asked)
+        took.seconds += time.perf_counter() - begin
         contents = []
         for position, record, epoch, index in zip(
             positions, found, epochs.tolist(), records.tolist(), strict=True
@@ -245,6 +272,10 @@ def check_range(start: int, stop: int) -> None:
         raise ValueError(f"a block is of positions 0 <= start <= stop, got {start} and {stop}")
 
 
+def _shown(data: Any) -> str:
+    return repr(without_credentials(data)) if isinstance(data, str) else f"{data!r:.100}"
+
+
 def _open(source: Source) -> Records:
     if not isinstance(source.data, str | os.PathLike):
         if source.options:
@@ -252,4 +283,9 @@ def _open(source: Source) -> Records:
                 f"options are for files; data is {type(source.data).__qualname__}, leave them out"
             )
         return source.data.open() if isinstance(source.data, GrainSource) else MemoryRecords(source.data)
-    return open_files(os.fspath(source.data), source.options, keep_damaged=source.on_bad_sample != "raise")
+    return open_files(
+        os.fspath(source.data),
+        source.options,
+        keep_damaged=source.on_bad_sample != "raise",
+        storage_options=source.storage,
+    )

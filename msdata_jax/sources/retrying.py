@@ -30,7 +30,7 @@ class RetryingRecords:
         self._max_retries = max_retries
         self._sleep = sleep
         self._lock = threading.Lock()
-        self.num_retries = 0
+        self._num_retries = 0
         self.counts_epochs = records.counts_epochs
         self.group_sizes = records.group_sizes
         self.window_groups = records.window_groups
@@ -39,6 +39,11 @@ class RetryingRecords:
     def num_open_files(self) -> int:
         """Files that are open now."""
         return self._records.num_open_files
+
+    @property
+    def num_retries(self) -> int:
+        """How often a read was tried again, and of remote files a request."""
+        return self._num_retries + getattr(self._records, "num_retries", 0)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -76,7 +81,7 @@ class RetryingRecords:
 
     def _pause(self, retry: int) -> None:
         with self._lock:
-            self.num_retries += 1
+            self._num_retries += 1
         self._sleep(min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (retry - 1)))
         self._records.drop_handles()
 

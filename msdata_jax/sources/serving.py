@@ -47,6 +47,7 @@ def _answer(replies: int, board: Board, reader: Any, call: Callable[[], Any]) ->
         result = call()
         if isinstance(result, Block):
             header, arrays = describe_block(result)
+            header["read_seconds"] = result.read_seconds
         elif isinstance(result, SourceReader):
             header, reader = {"value": result.num_records}, result
         else:

@@ -5,18 +5,18 @@ the name of the value: `a/7.seg.png` has the key `a/7` and the value `seg.png`. 
 or have none, are no records.
 """
 
-import os
+import io
 import tarfile
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import FileIO
 from typing import Any, cast
 
 import numpy as np
 
 from msdata_jax.errors import SourceError
-from msdata_jax.sources.protocol import BadRecord
+from msdata_jax.sources.protocol import BadRecord, compact
+from msdata_jax.sources.storage import ByteFile, as_file, open_bytes
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 _NOT_PLAIN = -1
@@ -55,7 +55,7 @@ class TarFile:
         last_key = ""
         headers = _Headers(path)
         for name, offset, size in headers:
-            key, extension = _split_name(name)
+            key, extension = split_name(name)
             if not extension:
                 continue
             if key != last_key:
@@ -66,10 +66,10 @@ class TarFile:
             extensions.append(numbers.setdefault(extension, len(numbers)))
             offsets.append(offset)
             sizes.append(size)
-        self._members = (np.asarray(offsets), np.asarray(sizes), np.asarray(extensions))
+        self._members = (compact(offsets), compact(sizes), compact(extensions))
         self._extensions = list(numbers)
-        self._firsts = np.append(np.asarray(firsts, np.int64), len(offsets))
-        self._keys, self._key_ends = bytes(keys), np.asarray(key_ends, np.int64)
+        self._firsts = compact(np.append(np.asarray(firsts, np.int64), len(offsets)))
+        self._keys, self._key_ends = bytes(keys), compact(key_ends)
         self._damage = headers.damage
         if self._damage and not (options.keep_damaged and len(self)):
             raise SourceError(
@@ -80,11 +80,11 @@ class TarFile:
     def __len__(self) -> int:
         return len(self._key_ends)
 
-    def open(self) -> FileIO:
-        """A raw file: pread needs no lock and no buffer."""
-        return FileIO(self._path)
+    def open(self) -> ByteFile:
+        """The file's bytes: pread needs no lock and no buffer."""
+        return open_bytes(self._path)
 
-    def read(self, handle: FileIO, indices: np.ndarray) -> list[Any]:
+    def read(self, handle: ByteFile, indices: np.ndarray) -> list[Any]:
         """One pread per member."""
         return [self._read_one(handle, index) for index in indices.tolist()]
 
@@ -92,7 +92,7 @@ class TarFile:
         start = int(self._key_ends[index - 1]) if index else 0
         return self._keys[start : int(self._key_ends[index])].decode("utf-8", "surrogateescape")
 
-    def _read_one(self, handle: FileIO, index: int) -> Any:
+    def _read_one(self, handle: ByteFile, index: int) -> Any:
         key = self._key(index)
         if self._damage and index == len(self) - 1:  # it may lack members
             return BadRecord(f"{self._damage}; record {key!r} and all after it are lost")
@@ -109,7 +109,7 @@ class TarFile:
             extension = self._extensions[number]
             if extension in record:
                 return BadRecord(f"record {key!r} has two members .{extension}; keys end at the first dot")
-            record[extension] = os.pread(handle.fileno(), size, offset)
+            record[extension] = handle.pread(offset, size)
             if len(record[extension]) < size:
                 return BadRecord(f"record {key!r} ends after {len(record[extension])} of {size} bytes")
         return record
@@ -124,9 +124,10 @@ class _Headers:
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         """(name, offset, size) of each plain member; of a file that is cut, the last one is not all there."""
-        num_bytes = os.path.getsize(self._path)
         end = 0  # where the next header should be
-        with open(self._path, "rb") as stream:
+        with as_file(self._path) as stream:
+            num_bytes = stream.seek(0, io.SEEK_END)
+            stream.seek(0)
             try:
                 with tarfile.open(fileobj=stream, mode="r:", errors="surrogateescape") as members:
                     while (member := members.next()) is not None and member.size >= 0:
@@ -153,8 +154,8 @@ def _damage_at(offset: int, block: bytes) -> str:
     return f"has a member that is cut short or a broken header at byte {offset}"
 
 
-def _split_name(name: str) -> tuple[str, str]:
-    """`a/7.seg.PNG` -> `a/7`, `seg.png`; no extension where the member is no part of a record."""
+def split_name(name: str, *, lower: bool = True) -> tuple[str, str]:
+    """`a/7.seg.PNG` -> `a/7`, `seg.png`; no extension where the file is no part of a record."""
     folder, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
-    return (folder + slash + stem, extension.lower()) if stem else ("", "")
+    return (folder + slash + stem, extension.lower() if lower else extension) if stem else ("", "")

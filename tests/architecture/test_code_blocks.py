@@ -123,6 +123,7 @@ def test_blocks_run(name: str, folder: Path, tmp_path_factory: pytest.TempPathFa
         **inherited,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "JAX_PLATFORMS": "cpu",
+        "MSDATA_CACHE_DIR": str(folder / "cache"),
         "MSDATA_DEMO_DATA": str(folder / "data"),
         "TOKENIZERS_PARALLELISM": "false",
     }

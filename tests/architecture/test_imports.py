@@ -14,14 +14,15 @@ ROOT = Path(__file__).parents[2]
 FRAMEWORKS = {"jax", "jaxlib", "grain", "orbax", "torch", "tensorflow", "mpi4py"}
 OPTIONAL = {
     *("pyarrow", "array_record", "PIL", "tokenizers", "tiktoken", "sentencepiece", "matplotlib", "optax"),
+    *("soundfile", "soxr", "av"),
     *("pandas", "scipy", "click", "rich", "pytest"),
 }
 
 PUBLIC = [
-    *("BadSampleError", "CheckpointError", "DGraph", "DataLoader", "DecodeImage", "IMAGE_TOKEN"),
-    *("JobFailed", "LaunchError"),
-    *("MSDataError", "Patchify", "Recipe", "RecipeError", "Source", "SourceError", "Split", "Tokenize"),
-    *("Truncate", "__version__", "checkpoint", "costs", "initialize"),
+    *("BadSampleError", "CheckpointError", "DGraph", "DataLoader", "DecodeAudio", "DecodeImage", "DecodeVideo"),
+    *("IMAGE_TOKEN", "JobFailed", "LaunchError", "MSDataError", "Patchify", "PatchifyAudio", "Recipe"),
+    *("RecipeError", "Source", "SourceError", "Split", "Tokenize", "Truncate", "__version__", "checkpoint"),
+    *("costs", "initialize", "scaling"),
 ]
 
 
@@ -67,7 +68,8 @@ def test_a_recipe_loads_no_framework(tmp_path: Path) -> None:
     """Building one with every transform and cost, as data ranks do; the files are not opened."""
     (tmp_path / "some_recipe.py").write_text(
         "import msdata_jax as msd\n"
-        "transforms = [msd.DecodeImage(), msd.Patchify(8), msd.Tokenize('t.json'), msd.Split(64)]\n"
+        "transforms = [msd.DecodeImage(), msd.Patchify(8), msd.DecodeAudio(), msd.PatchifyAudio(),\n"
+        "    msd.DecodeVideo(fps=1), msd.Tokenize('t.json'), msd.Split(64)]\n"
         "recipe = msd.Recipe(sources={'s': msd.Source('s.parquet', transforms)}, seed=1,\n"
         "    strategy=msd.DGraph().mix({'s': 1}).pack(seq_len=64, rows=2, patches_per_row=8)\n"
         "    .cost(backbone=msd.costs.transformer(num_layers=2, d_model=64)).distribute('dp').balance())\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import msdata_jax
-from msdata_jax import checkpoint, costs, lineage, sources
+from msdata_jax import checkpoint, costs, lineage, scaling, sources
 from msdata_jax.planning.graph import DGraph
 
 ROOT = Path(__file__).parents[2]
@@ -82,10 +82,11 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         name for name, each in vars(costs).items() if getattr(each, "__module__", "") == costs.__name__
     ]
     public = {
-        msdata_jax: set(msdata_jax.__all__) - {"__version__", "IMAGE_TOKEN", "checkpoint", "costs"},
+        msdata_jax: set(msdata_jax.__all__) - {"__version__", "IMAGE_TOKEN", "checkpoint", "costs", "scaling"},
         checkpoint: checkpoint.__all__,
         costs: [name for name in formulas if not name.startswith("_")],
         sources: ["GrainSource"],
+        scaling: [name for name, each in vars(scaling).items() if isinstance(each, type)],
     }
     for package, names in public.items():
         assert names

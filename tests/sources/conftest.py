@@ -7,6 +7,8 @@ import os
 import shutil
 import sys
 import tarfile
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -121,12 +123,23 @@ def rank_file(mistral_data, tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_thread_is_left():
+    """Threads that read ahead end soon after the last read; other modules count threads."""
+    yield
+    deadline = time.monotonic() + 10
+    while any(each.name == "msdata-read-ahead" for each in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.fixture(scope="session")
 def helpers():
     """The writers, for tests that need one by name."""
     import types
 
     return types.SimpleNamespace(
+        WRITERS=WRITERS,
         make_docs=make_docs,
         text_of=text_of,
         write_tar=write_tar,

@@ -99,6 +99,15 @@ def test_a_jpeg_header_that_promises_too_much_is_not_decoded():
         DecodeImage(max_pixels=100)({"jpg": encode(make_pixels(40, 60), "JPEG")})
 
 
+@pytest.mark.parametrize("side", [10_000, 20_000])
+def test_a_gif_whose_frame_is_larger_than_its_screen_is_not_decoded(side):
+    """Pillow warns about the smaller one, and raises an error of its own for the larger one."""
+    screen = b"GIF89a" + struct.pack("<HHBBB", 4, 4, 0x80, 0, 0) + bytes(6)
+    frame = b"," + struct.pack("<HHHHB", 0, 0, side, side, 0) + b"\x02\x02\x4c\x01\x00;"
+    with pytest.raises(BadSampleError, match=f"GIF of {len(screen + frame)} bytes.*{side * side}"):
+        DecodeImage()({"gif": screen + frame})
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_damage_is_a_bad_sample_or_an_image(file_format):
     """Never another exception or a warning; Pillow cannot tell every flipped bit."""
@@ -153,6 +162,24 @@ def test_a_second_image_goes_before_the_first():
     record = Patchify(2)({**record, "image": make_pixels(2, 2, seed=1)})
     assert np.array_equal(record["patches"][1:], first)
     assert record["tokens"].tolist() == [IMAGE_TOKEN] * 3
+
+
+def test_frames_become_patches_one_after_the_other():
+    frames = np.stack([make_pixels(32, 48, seed) for seed in range(3)])
+    record = Patchify(16)({"frames": frames, "frame_seconds": np.arange(3.0), "tokens": np.array([7])})
+    assert record.keys() == {"tokens", "patches"}
+    assert record["tokens"].tolist() == [IMAGE_TOKEN] * 18 + [7]
+    alone = [Patchify(16)({"image": frame})["patches"] for frame in frames]
+    assert np.array_equal(record["patches"], np.concatenate(alone))
+    assert len(Patchify(16, max_patches=14)({"frames": frames})["patches"]) == 3 * 2
+    with pytest.raises(BadSampleError, match="3 frames, and max_patches is 2"):
+        Patchify(16, max_patches=2)({"frames": frames})
+
+
+def test_patches_of_one_record_are_equally_wide():
+    record = Patchify(16)({"image": make_pixels(16, 16)})
+    with pytest.raises(BadSampleError, match="patch_values"):
+        Patchify(8)({**record, "image": make_pixels(16, 16)})
 
 
 def test_refuses_bounds_that_make_no_sense():

@@ -9,7 +9,7 @@ import pytest
 from msdata_jax.errors import SourceError
 from msdata_jax.recipe import Source
 from msdata_jax.sources import SourceReader
-from msdata_jax.sources import jsonl as jsonl_module
+from msdata_jax.sources import storage as storage_module
 from msdata_jax.sources.files import open_files
 from msdata_jax.sources.memory import MemoryRecords
 from msdata_jax.sources.protocol import BadRecord, is_transient, says_transient
@@ -86,7 +86,7 @@ def test_pauses_double_up_to_a_bound_and_then_the_record_is_bad(max_retries, sle
 
 @pytest.fixture
 def flaky_disk(monkeypatch):
-    """`fail(*numbers)`: the next reads of JSON Lines fail with these errors; returns the descriptors read."""
+    """`fail(*numbers)`: the next reads of files fail with these errors; returns the descriptors read."""
     failures, descriptors = [], []
 
     class FlakyOs:
@@ -99,7 +99,7 @@ def flaky_disk(monkeypatch):
                 raise os_error(failures.pop(0))
             return os.pread(descriptor, size, offset)
 
-    monkeypatch.setattr(jsonl_module, "os", FlakyOs())
+    monkeypatch.setattr(storage_module, "os", FlakyOs())
     failures_of = failures.extend
     return lambda *numbers: failures_of(numbers) or descriptors
 
