@@ -40,6 +40,14 @@ def launch(folder: Path, *, loaders: int, trainers: int, steps: int, warm_up: in
     return _report_of(line, folder, report)
 
 
+def launch_script(job: Path, folder: Path, *, loaders: int, options: Sequence[str]) -> dict[str, Any]:
+    """Run `train.py` of the folder `job` as one training process under mpiexec; returns its report."""
+    report = folder / "report.json"
+    train = (str(job / "train.py"), str(report), *options)
+    line = command_line(loaders=loaders, trainers=1, recipe=job / "recipe.py", train=train)
+    return _report_of(line, folder, report)
+
+
 def run_in_process(folder: Path, *, loaders: int, steps: int, warm_up: int = 0) -> dict[str, Any]:
     """Run the same script alone: planner and loaders on threads."""
     report = folder / "report.json"

@@ -70,12 +70,15 @@ class DataLoader:
             takes, for `restore_journal`. One folder a run.
         plan_log: a new file that the planner's decisions are written to, for `msdata inspect`; in a job of
             several ranks `msdata launch --plan-log` or `msdata serve --plan-log` names it.
+        record: a new folder that figures and spans of what happens are written to, for `msdata trace`; in a
+            job of several ranks `msdata launch --record` or `msdata serve --record` names it.
 
     Raises:
         RecipeError: mesh, specs and strategy do not fit together.
         PlanError: there is a plan log already, or it cannot be written.
-        LaunchError: the mesh is not over all training processes; a plan log is given here in a job of several
-            ranks; or under `msdata launch` without a call of `msd.initialize()` first, or for a second time.
+        LaunchError: the mesh is not over all training processes; a plan log or a record is given here in a
+            job of several ranks; the record's folder is not new; or under `msdata launch` without a call of
+            `msd.initialize()` first, or for a second time.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only, each with a default
@@ -92,16 +95,18 @@ class DataLoader:
         step_seconds: float = 600.0,
         plan_log: Path | None = None,
         journal: Path | None = None,
+        record: Path | None = None,
     ) -> None:
         _check_options(
             num_steps=num_steps, num_loaders=num_loaders, threads_per_loader=threads_per_loader,
             steps_ahead=steps_ahead, step_seconds=step_seconds,
         )  # fmt: skip
         job = _free_job()
-        if job is not None and plan_log is not None:
-            raise LaunchError(
-                f"the planner of this job is another rank: msdata launch (or serve) --plan-log {plan_log}"
-            )
+        for option, path in (("--plan-log", plan_log), ("--record", record)):
+            if job is not None and path is not None:
+                raise LaunchError(
+                    f"the planner of this job is another rank: msdata launch (or serve) {option} {path}"
+                )
         graph = _graph_of(recipe)
         edge = edge_of(mesh)
         layout, given = edge.layout(graph), edge.plain_specs(specs or {})
@@ -139,15 +144,18 @@ class DataLoader:
                 num_loaders=num_loaders,
                 threads_per_loader=threads_per_loader,
                 plan_log=PlanLogWriter(Path(plan_log), recipe) if plan_log else None,
+                record=Path(record) if record else None,
             )
             role = DataConstructor(local.placement, forms, process_figures, loss_factors, recipe.source_names)
-            self._side = TrainerSide(role, local.endpoint, emit, session=None)
+            self._side = TrainerSide(role, local.endpoint, emit, session=None, observer=local.observer)
             self._local = local
             # Whoever drops a DataLoader, or ends the program, leaves no thread behind.
             weakref.finalize(self, _abandon, self._side, local, self._join)
         else:
             role = DataConstructor(job.placement, forms, process_figures, loss_factors, recipe.source_names)
-            self._side = TrainerSide(role, job.mpi.endpoint, emit, session=job.sessions)
+            self._side = TrainerSide(
+                role, job.mpi.endpoint, emit, session=job.sessions, observer=job.observer
+            )
             job.on_failure = self._side.fail
             job.sessions, job.left = job.sessions + 1, False
 

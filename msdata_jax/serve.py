@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,6 +15,8 @@ from msdata_transport.run_folder import RunFolder
 
 from msdata_jax.errors import JobFailed
 from msdata_jax.lineage.plan_log import PlanLogWriter
+from msdata_jax.observing.alarm_log import AlarmLog
+from msdata_jax.observing.monitor import Monitor
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Forget
@@ -25,7 +28,11 @@ from msdata_jax.runtime.ear import Ear
 from msdata_jax.runtime.job import SHOW_SECONDS, join_job, leave_job, lost_ranks
 from msdata_jax.runtime.limits import TimeLimits
 from msdata_jax.runtime.loop import FAILURE_SECONDS, describe_failure
+from msdata_jax.runtime.monitoring import Watching, observe, show_alarm, start_monitor
+from msdata_jax.runtime.observing import NoObserver
+from msdata_jax.runtime.scaling import ScaleOptions
 from msdata_jax.runtime.status import memory_by_role
+from msdata_jax.scaling.decision_log import Round
 
 if TYPE_CHECKING:
     from msdata_transport import Endpoint
@@ -34,13 +41,15 @@ if TYPE_CHECKING:
 LINGER_SECONDS = FAILURE_SECONDS + 1
 
 
-def serve(
+def serve(  # noqa: PLR0913 - keyword-only, each with a default
     load: Callable[[], Recipe],
     role: str,
     *,
     num_threads: int = 1,
     limits: TimeLimits | None = None,
     plan_log: Path | None = None,
+    watching: Watching = Watching(),  # noqa: B008 - frozen
+    scale: ScaleOptions = ScaleOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Play `role` (`planner`, `loader` or `shadow`) until the job is over.
 
@@ -55,6 +64,8 @@ def serve(
         num_threads: worker threads of a loader.
         limits: how long to wait for whom.
         plan_log: the file, not there yet, to which the planner writes a plan log (`lineage.PlanLog`).
+        watching: how the job is watched, the same on every rank.
+        scale: who reads what at first, and how that changes; for the planner.
 
     Returns:
         0 when the job ended well. A failed job ends the process with status 1, some seconds after the
@@ -78,7 +89,14 @@ def serve(
             raise loaded
         if role == "planner":
             recorder = PlanLogWriter(plan_log, loaded) if plan_log else None
-            figures = _plan(loaded, placement, mpi.endpoint, limits, show, recorder)
+            monitor = None
+            if watching.is_wanted:
+                monitor = start_monitor(
+                    watching, loaded, placement, dict(enumerate(mpi.hosts)), on_alarm=show_alarm
+                )
+            observer = observe(watching, mpi.endpoint.rank, placement, monitor.measured if monitor else None)
+            seen_by = _SeenBy(recorder=recorder, monitor=monitor, observer=observer, scale=scale)
+            figures = _plan(loaded, placement, mpi.endpoint, limits, show, seen_by)
         else:
             figures = run_loader(
                 loaded,
@@ -87,6 +105,7 @@ def serve(
                 num_threads=num_threads,
                 read_seconds=limits.read_seconds,
                 on_failure=show,
+                observer=observe(watching, mpi.endpoint.rank, placement),
             )
     except JobFailed:
         _end_badly(mpi)
@@ -101,16 +120,47 @@ def serve(
     return 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SeenBy:
+    """Who is told what the planner decides, how the job goes, and what the planner's loop does."""
+
+    recorder: PlanLogWriter | None
+    monitor: Monitor | None
+    observer: NoObserver
+    scale: ScaleOptions
+
+    def decided(self, decided: Round) -> None:
+        """A round of scaling: write it down, and show what people should know."""
+        if self.monitor is not None:
+            self.monitor.decided(decided.to_plain())
+        if decided.note:
+            print(f"msdata: {decided.note}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def tellers(self, folder: RunFolder | None) -> list[Callable[[Mapping[str, Any]], object]]:
+        """Who takes the status."""
+        tellers: list[Callable[[Mapping[str, Any]], object]] = []
+        if folder is not None:
+            tellers.append(folder.write_status)
+        # A monitor looks for alarms itself, and knows more.
+        tellers.append(self.monitor.tell if self.monitor is not None else AlarmLog([show_alarm]).tell)
+        return tellers
+
+
 def _plan(
     recipe: Recipe,
     placement: Placement,
     endpoint: "Endpoint",
     limits: TimeLimits,
     show: Callable[[JobFailed], None],
-    recorder: PlanLogWriter | None,
+    seen_by: _SeenBy,
 ) -> Mapping[str, Any]:
     """Play the planner, with an ear for the guards where the job has any, and leave word of how it ended."""
     folder = RunFolder.from_environment()
+    tellers = seen_by.tellers(folder)
+
+    def tell(status: Mapping[str, Any]) -> None:
+        for each in tellers:
+            each(status)
 
     def warn(lost: Forget) -> None:
         who = placement.role_of(lost.rank)
@@ -125,6 +175,8 @@ def _plan(
     # Without guards nobody can end a rank that is silent, and any that dies ends the job.
     watched = placement.readers if has_guard() else ()
     with contextlib.ExitStack() as stack:
+        if seen_by.monitor is not None:
+            stack.enter_context(contextlib.closing(seen_by.monitor))
         ear = Ear(folder, guarded=has_guard()) if folder is not None else None
         if folder is not None and ear is not None:
             stack.enter_context(contextlib.closing(ear))
@@ -138,8 +190,11 @@ def _plan(
             on_failure=show,
             on_forget=warn,
             on_loop=ear.attach if ear else None,
-            recorder=recorder,
-            on_status=folder.write_status if folder is not None else None,
+            recorder=seen_by.recorder,
+            on_status=tell if tellers else None,
+            observer=seen_by.observer,
+            scale=seen_by.scale,
+            on_round=seen_by.decided,
         )
     if folder is not None:
         outcome = {"ok": True, "stopped": figures["stopped"], "lost": figures["lost"]}

@@ -179,7 +179,7 @@ def check_open_files(limit: int) -> Check:
         return Check(
             name="open files",
             status="WARNING",
-            detail=f"at most {limit} per process; a source keeps up to 32 open",
+            detail=f"at most {limit} per process; its sources take up to half, at most 64",
             way_out="ulimit -n 4096 before msdata launch",
         )
     return Check(name="open files", status="OK", detail=f"up to {limit} per process")

@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from msdata_jax.cli.inspect_checkpoint import describe_checkpoint, is_checkpoint, show_checkpoint
+from msdata_jax.cli.inspect_decisions import describe_decisions, is_record, show_decisions
 from msdata_jax.cli.plan_figures import step_figures
 from msdata_jax.cli.recipes import load_recipe
 from msdata_jax.cli.tables import make_console, make_table
@@ -49,7 +50,7 @@ LABELS = {
     "--recipe",
     "recipe_file",
     type=click.Path(path_type=Path),
-    help="Also say which record of which file a sample comes from; opens the sources.",
+    help="Also say which record of which file a sample comes from; of a record, ask its policy again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -60,12 +61,13 @@ def command(
     recipe_file: Path | None,
     as_json: bool,
 ) -> int:
-    """Ask FILE, a plan log, what a run delivered; or a folder of checkpoints, where the data stand.
+    """Ask a plan log what a run delivered, checkpoints where the data stand, a record what was decided.
 
     Without options: a summary; of checkpoints, the steps that there are and the state of the newest.
     `msdata launch --plan-log FILE`, `msdata serve --plan-log FILE` and `msdata plan --log FILE` write a log;
     it can be read while the job runs. Of checkpoints, FILE may also be a step, an item of it, its state.msd,
-    or the folder of a journal.
+    or the folder of a journal. Of a record, the folder that `msdata launch --record` named, it shows which
+    sources and threads were moved between loaders, when and why.
 
     \b
     msdata inspect plan.log
@@ -73,7 +75,12 @@ def command(
     msdata inspect plan.log --step 120 --row 17 --recipe recipe.py
     msdata inspect plan.log --sample web:48211
     msdata inspect checkpoints --step 500
+    msdata inspect runs/7 --recipe recipe.py
     """
+    if is_record(file):
+        if step is not None or row is not None or sample is not None:
+            raise click.UsageError("--step, --row and --sample ask a plan log; this is a record")
+        return _show(describe_decisions(file, recipe_file), show_decisions, as_json)
     if is_checkpoint(file):
         if row is not None or sample is not None or recipe_file is not None:
             raise click.UsageError("--row, --sample and --recipe ask a plan log; this is a checkpoint")

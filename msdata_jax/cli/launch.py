@@ -37,6 +37,8 @@ from msdata_jax.cli.srun import (
 from msdata_jax.cli.who_runs import describe_ranks, name_roles
 from msdata_jax.errors import LaunchError
 from msdata_jax.lineage.plan_log import check_new
+from msdata_jax.runtime.monitoring import Watching
+from msdata_jax.runtime.scaling import PolicyName, ScaleOptions
 
 
 @click.command("launch")
@@ -53,6 +55,8 @@ from msdata_jax.lineage.plan_log import check_new
 @options.read_seconds
 @options.plan_log
 @options.log_dir
+@options.scaling
+@options.watching
 @options.showing
 @options.slurm
 @click.option(
@@ -77,6 +81,13 @@ def command(  # noqa: PLR0917 - click calls it by name
     python: str,
     run_folder: Path,
     log_dir: Path | None,
+    scaling: PolicyName,
+    max_threads: int | None,
+    loader_memory: int,
+    record: Path | None,
+    metrics_port: int | None,
+    metrics_host: str,
+    tensorboard: Path | None,
     dry_run: bool,
     recipe: Path,
     train: tuple[str, ...],
@@ -106,6 +117,12 @@ def command(  # noqa: PLR0917 - click calls it by name
         data_options += ["--plan-log", str(plan_log)]
     if log_dir is not None:
         data_options += ["--log-dir", str(log_dir)]
+    watching = Watching.from_options(
+        record=record, metrics_port=metrics_port, metrics_host=metrics_host, tensorboard=tensorboard
+    )
+    data_options += watching.arguments
+    scale = ScaleOptions(policy=scaling, max_threads=max_threads, loader_memory=loader_memory)
+    data_options += scale.arguments
     wanted = Wanted(
         trainers=trainers,
         trainers_per_node=trainers_per_node,
@@ -146,8 +163,10 @@ def command(  # noqa: PLR0917 - click calls it by name
     _check_script(Path(train[0]))
     if plan_log is not None:
         check_new(plan_log)
+    watching.check()
     shown = Showing(**showing)
     shown.check()
+    environ |= watching.environment | shown.environment
     if dry_run:
         roles = layout.roles if layout else name_roles(loaders or 2, shadows, trainers or 1)
         rows = describe_ranks(roles, layout.ranks_of_nodes if layout else (), guarded=guarded)

@@ -12,13 +12,15 @@ _COMMANDS = {
     "launch": "Start a job: planner, loaders and trainers, on this machine or in a Slurm allocation.",
     "serve": "Be one rank of a job: planner, loader, or trainer.",
     "plan": "Dry run: what a recipe's steps look like on a mesh, and what to change.",
-    "inspect": "Ask a plan log what was in a step or row, or a checkpoint where the data stand.",
+    "inspect": "Ask a plan log, a checkpoint, or the record of a run.",
+    "report": "Make one HTML page of a recorded job: how it went, and what it waited for.",
+    "trace": "Write what the ranks of a recorded job did for some steps, for ui.perfetto.dev.",
     "simulate": "What balancing would bring on clusters of this size, with the real planner.",
     "doctor": "Check what is installed, and that ranks start and stay free of JAX.",
     "bench": "Run a benchmark and print its rows.",
     "completion": "Print what bash, zsh or fish reads to complete commands and options.",
 }
-_MODULES = {"inspect": "inspect_log"}
+_MODULES = {"inspect": "inspect_log", "trace": "trace_run"}
 """Modules not called like their command: a script of that folder would import ours in place of Python's."""
 _WITHOUT_JAX = ("launch", "serve", "plan", "inspect")
 """Commands that load a recipe as a data rank does."""

@@ -1,11 +1,36 @@
 """Options that several commands share."""
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
+
+from msdata_jax.runtime.scaling import POLICIES
+
+
+class ByteSize(click.ParamType):
+    """Bytes, such as 512MB, 1.5GB or 2GiB; a plain number counts bytes."""
+
+    name = "size"
+    _UNITS = MappingProxyType({"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12})
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """A number of bytes."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(
+            r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(i?)B?\s*", str(value), re.IGNORECASE
+        )
+        if match is None:
+            self.fail(f"{value!r} is no size such as 512MB, 1.5GB or 2GiB", param, ctx)
+        number, unit, binary = match.groups()
+        factor = self._UNITS[unit.upper()]
+        return int(float(number) * (1024 ** "KMGT".index(unit.upper()) * 1024 if binary and unit else factor))
+
 
 threads = click.option(
     "--threads", default=1, show_default=True, type=click.IntRange(1), help="Worker threads of a loader."
@@ -41,6 +66,29 @@ log_dir = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="What each rank prints goes to DIR/rank-3-loader.log too; files that are there are added to.",
 )
+_watching = (
+    click.option(
+        "--record",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Write figures and spans of all ranks to this new folder, for `msdata trace`.",
+    ),
+    click.option(
+        "--metrics-port",
+        type=click.IntRange(1, 65535),
+        help="Serve metrics for Prometheus on the planner's host.  [default: off]",
+    ),
+    click.option(
+        "--metrics-host",
+        default="127.0.0.1",
+        show_default=True,
+        help="The address that it listens at; 0.0.0.0 for all.",
+    ),
+    click.option(
+        "--tensorboard",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Write scalars for TensorBoard to this folder.",
+    ),
+)
 _showing = (
     click.option(
         "--status/--no-status",
@@ -57,7 +105,7 @@ _showing = (
         type=click.Path(dir_okay=False, path_type=Path),
         help="Write the summary that is shown at the end to this file, as JSON.",
     ),
-    click.option("--quiet", is_flag=True, help="No status, and no summary at the end."),
+    click.option("--quiet", is_flag=True, help="No status, no alarms, and no summary at the end."),
 )
 _slurm = (
     click.option(
@@ -103,6 +151,40 @@ _slurm = (
         "[default: the working directory]",
     ),
 )
+
+
+def watching(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `runtime.monitoring.Watching`."""
+    return _with_options(command, _watching)
+
+
+_scaling = (
+    click.option(
+        "--scaling",
+        default="auto",
+        show_default=True,
+        type=click.Choice(POLICIES),
+        help="Whether sources move between loaders, and threads change, while the job runs: auto as the "
+        "recipe's policy says, else the usual one; shuffled by chance, to see that steps stay the same.",
+    ),
+    click.option(
+        "--max-threads",
+        type=click.IntRange(1),
+        help="Worker threads that a loader may come to.  [default: its cores, --threads at least]",
+    ),
+    click.option(
+        "--loader-memory",
+        default="0",
+        show_default="no limit",
+        type=ByteSize(),
+        help="Memory that a loader should stay under, such as 4GB: above it, sources go to others.",
+    ),
+)
+
+
+def scaling(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `runtime.scaling.ScaleOptions`."""
+    return _with_options(command, _scaling)
 
 
 def showing(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from msdata_transport.launch import (
@@ -25,6 +25,8 @@ from msdata_jax.errors import LaunchError
 from msdata_jax.roles.placement import parse_roles, role_of_rank
 from msdata_jax.runtime.ending import write_whole_lines
 from msdata_jax.runtime.job import ROLE_VARIABLE, SHOW_SECONDS
+from msdata_jax.runtime.monitoring import Watching
+from msdata_jax.runtime.scaling import PolicyName, ScaleOptions
 
 NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- train.py [args]"
 
@@ -43,6 +45,8 @@ NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- tra
 @options.read_seconds
 @options.plan_log
 @options.log_dir
+@options.scaling
+@options.watching
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, type=click.UNPROCESSED)
 def command(  # noqa: PLR0917 - click calls it by name
@@ -56,6 +60,10 @@ def command(  # noqa: PLR0917 - click calls it by name
     log_dir: Path | None,
     recipe: Path,
     train: tuple[str, ...],
+    scaling: PolicyName,
+    max_threads: int | None,
+    loader_memory: int,
+    **watching: Any,
 ) -> int:
     """Be one rank of a job.
 
@@ -80,6 +88,8 @@ def command(  # noqa: PLR0917 - click calls it by name
         role = role_of_rank(roles, rank)
     assert role is not None
     os.environ[ROLE_VARIABLE] = role
+    watched = Watching.from_options(**watching)
+    os.environ.update(watched.environment)
     if log_dir is not None:
         begin_log(log_dir, rank_from_environment(), role)
     write_whole_lines()  # those of a recipe, too
@@ -95,7 +105,17 @@ def command(  # noqa: PLR0917 - click calls it by name
     limits = TimeLimits(
         start_seconds=start_seconds, heartbeat_seconds=heartbeat_seconds, read_seconds=read_seconds
     )
-    return serve(partial(load_recipe, recipe), role, num_threads=threads, limits=limits, plan_log=plan_log)
+    return serve(
+        partial(load_recipe, recipe),
+        role,
+        num_threads=threads,
+        limits=limits,
+        plan_log=plan_log,
+        watching=watched,
+        scale=ScaleOptions(
+            policy=scaling, threads=threads, max_threads=max_threads, loader_memory=loader_memory
+        ),
+    )
 
 
 def _check_start(roles: str, train: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from msdata_transport import RunFolder
 from msdata_jax.cli.outputs import check_output, write_output
 from msdata_jax.cli.status_line import StatusView, can_show_live
 from msdata_jax.cli.summary import in_lines, summarise, write_json
+from msdata_jax.runtime.monitoring import QUIET_VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +23,18 @@ class Showing:
         status: keep a live line where stderr is a terminal.
         status_seconds: print a line so often instead, wherever stderr goes; None for never.
         summary: a file for the summary, as JSON.
-        quiet: show neither status nor summary.
+        quiet: show neither status nor alarms nor summary.
     """
 
     status: bool = False
     status_seconds: float | None = None
     summary: Path | None = None
     quiet: bool = True
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells the planner, which shows alarms itself."""
+        return {QUIET_VARIABLE: "1"} if self.quiet else {}
 
     def check(self) -> None:
         """Raise RecipeError where the summary could not be written."""

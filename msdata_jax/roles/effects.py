@@ -19,9 +19,20 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Run `call` on a worker thread; the role then handles its result as a message from itself."""
+    """Run `call` on a worker thread; the role then handles its result as a message from itself.
+
+    What has a smaller `due` begins first, else what came first.
+    """
 
     call: Callable[[], RoleMessage]
+    due: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """Have so many worker threads, at least 1."""
+
+    num_threads: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +94,7 @@ class Forget:
     why: str
 
 
-Effect: TypeAlias = Send | Run | Deliver | Show | Saved | EndStream | Finish | Forget
+Effect: TypeAlias = Send | Run | Resize | Deliver | Show | Saved | EndStream | Finish | Forget
 
 
 class Role(Protocol):

@@ -20,6 +20,7 @@ from msdata_jax.roles.announcing import order_to_forget
 from msdata_jax.roles.effects import Effect, Send
 from msdata_jax.roles.holdings import NOBODY, BlockKey, Holdings
 from msdata_jax.roles.placement import Placement
+from msdata_jax.roles.reading_rates import ReadingRates
 from msdata_jax.roles.streams import SourceStream
 
 MOST_SUSPECTS = 4
@@ -33,19 +34,36 @@ class Leasing:
         recipe: what to read.
         placement: the job's ranks.
         lost: loaders and shadows that are gone already, by rank, and why; None for none.
+        affinity: ranks of the loaders that each source is leased to at first; None for `Placement.affinity`.
+        costs: seconds a sample of each source, as far as they are known before; None for no source.
 
     Attributes:
         streams: what is known of each source; none before `begin`.
         holdings: who has which block.
+        rates: how long reading takes.
+        refused: (source, rank) of those that did not open there, and why.
         lost: why each lost loader or shadow is gone, by rank.
+        threads: worker threads of each loader, as far as they are known.
         broken: what a block that was read twice shows to be wrong; empty while the law holds.
     """
 
-    def __init__(self, recipe: Recipe, placement: Placement, lost: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        placement: Placement,
+        lost: Mapping[int, str] | None = None,
+        affinity: Sequence[Sequence[int]] | None = None,
+        costs: Sequence[float | None] | None = None,
+    ) -> None:
         placement = placement.without(lost or {})
         self._recipe, self._placement = recipe, placement
         self._names = recipe.source_names
         self._affinity = [list(loaders) for loaders in placement.affinity(len(self._names))]
+        for loaders, wanted in zip(self._affinity, affinity or (), strict=False):
+            loaders[:] = [rank for rank in wanted if rank in placement.loaders] or loaders
+        self.rates = ReadingRates(costs or [None] * len(self._names))
+        self.refused: dict[tuple[int, int], str] = {}
+        self._widening: set[tuple[int, int]] = set()
         self._readers = list(placement.readers)
         self._opened: set[tuple[int, int]] = set()
         self._first_opened: dict[int, tuple[int, m.SourceOpened]] = {}
@@ -58,6 +76,7 @@ class Leasing:
         self.holdings = Holdings([source.block_size for source in recipe.sources.values()])
         self.lost = dict(lost or {})
         self.broken = ""
+        self.threads: dict[int, int] = {}
         self._blocks = ""  # folder of blocks that were saved
 
     @property
@@ -96,15 +115,70 @@ class Leasing:
             LaunchError: it is not the same everywhere.
         """
         source = message.source
+        if (source, sender) in self._widening:
+            return self._widened(sender, message)
         self._opened.add((source, sender))
         rank, first = self._first_opened.setdefault(source, (sender, message))
-        if (first.num_records, first.fingerprint) != (message.num_records, message.fingerprint):
-            found = ", ".join(
-                f"{each.num_records} records, fingerprint {each.fingerprint} on rank {where}"
-                for where, each in ((rank, first), (sender, message))
+        if _data_of(first) != _data_of(message):
+            raise LaunchError(
+                f"source {self._names[source]!r} is not the same on all its loaders: "
+                f"{_data_text(first)} on rank {rank}, {_data_text(message)} on rank {sender}"
             )
-            raise LaunchError(f"source {self._names[source]!r} is not the same on all its loaders: {found}")
         return self._open(source, self._openers(source))
+
+    # --- who may read what ------------------------------------------------------------------------------
+
+    def widen(self, source: int, rank: int) -> list[Effect]:
+        """Lease a source to one more loader, as soon as that has opened it."""
+        if rank not in self._readers or rank in self._affinity[source] or (source, rank) in self.refused:
+            return []
+        self._asked.add((source, rank))
+        self._widening.add((source, rank))
+        return [Send(rank=rank, message=m.OpenSource(source=source, may_fail=True))]
+
+    def _widened(self, rank: int, message: m.SourceOpened) -> list[Effect]:
+        """A further loader has opened a source, or could not: the job goes on without it then."""
+        source = message.source
+        self._widening.discard((source, rank))
+        first = self._first_opened[source][1]
+        error = message.error
+        if not error and _data_of(first) != _data_of(message):
+            error = f"it is not the same there: {_data_text(message)}, not {_data_text(first)}"
+        if error:
+            self._asked.discard((source, rank))
+            self.refused[source, rank] = error
+            return []
+        self._opened.add((source, rank))
+        if rank not in self._affinity[source]:
+            self._affinity[source].append(rank)
+        return []
+
+    def narrow(self, source: int, rank: int) -> list[Effect]:
+        """Lease a source to one loader less; what that is reading, and what it holds, stays its own."""
+        loaders = self._affinity[source]
+        if rank not in loaders or len(loaders) == 1:
+            return []
+        loaders.remove(rank)
+        if rank == self._shadow_of(source):
+            return []
+        self._asked.discard((source, rank))
+        self._opened.discard((source, rank))
+        return [Send(rank=rank, message=m.CloseSource(source=source))]
+
+    def set_threads(self, rank: int, count: int) -> list[Effect]:
+        """Let a loader have so many worker threads."""
+        self.threads[rank] = count
+        return [Send(rank=rank, message=m.SetThreads(num_threads=count))]
+
+    @property
+    def working_ranks(self) -> list[int]:
+        """Loaders that are left, and shadows that have taken over."""
+        at_work = {rank for loaders in self._affinity for rank in loaders}
+        return [rank for rank in self._readers if rank in self._placement.loaders or rank in at_work]
+
+    def opening(self, source: int) -> list[int]:
+        """The loaders that were told to open a source, so that it can be leased to them."""
+        return sorted(rank for each, rank in self._widening if each == source)
 
     def unopened(self) -> list[tuple[int, int]]:
         """(source, rank) of what is still to be opened before the job may begin."""
@@ -171,10 +245,10 @@ class Leasing:
 
     # --- leases -----------------------------------------------------------------------------------------
 
-    def lease_next(self, source: int, loader: int, *, keep: bool) -> list[Effect]:
-        """Lease the next block of a source; nothing when there is none."""
+    def lease_next(self, source: int, loader: int, *, keep: bool, due: int = 0) -> list[Effect]:
+        """Lease a source's next block, which step `due` is likely to need; nothing when there is none."""
         lease = self.streams[source].next_lease()
-        return [] if lease is None else [self._lease((source, lease[0]), loader, keep=keep)]
+        return [] if lease is None else [self._lease((source, lease[0]), loader, keep=keep, due=due)]
 
     def lease_unkept(self, needed: Sequence[np.ndarray]) -> list[Effect]:
         """Lease what is needed and kept by nobody, and what is not known yet and being read by nobody.
@@ -195,13 +269,29 @@ class Leasing:
         unread = [key for key in self.holdings.without_owner() if self.streams[key[0]].expects(key[1])]
         return [self._lease(key, self.least_loaded(key[0]), keep=False) for key in unread]
 
-    def least_loaded(self, source: int) -> int:
-        """The loader of a source that holds least."""
-        return min(self._affinity[source], key=lambda rank: (self.holdings.num_bytes(rank), rank))
+    def least_loaded(self, source: int, most_bytes: int | None = None) -> int | None:
+        """The loader of a source that will have read first what it is to read, or that holds least.
 
-    def _lease(self, key: BlockKey, loader: int, *, keep: bool = True) -> Effect:
+        Args:
+            source: its number.
+            most_bytes: leave out loaders that hold so much; None where they are all full then.
+        """
+        loaders = [
+            rank
+            for rank in self._affinity[source]
+            if most_bytes is None or self.holdings.num_bytes(rank) < most_bytes
+        ]
+        return min(loaders, key=self._load_of, default=None)
+
+    def _load_of(self, rank: int) -> tuple[float, int, int]:
+        waiting = self.rates.waiting_seconds(rank) / self.threads.get(rank, 1)
+        return round(waiting, 2), self.holdings.num_bytes(rank), rank
+
+    def _lease(self, key: BlockKey, loader: int | None, *, keep: bool = True, due: int = 0) -> Effect:
         source, start = key
+        assert loader is not None
         self.holdings.lease(loader, source, start)
+        self.rates.lease(loader, key, self.streams[source].block_stop(start) - start)
         if keep:
             self._unkept.discard(key)
         else:
@@ -214,6 +304,7 @@ class Leasing:
             isolate=key in self._suspects,
             verdicts=sorted(self._verdicts.get(key, {}).items()),
             blocks=self._blocks if self._recipe.sources[self._names[source]].snapshot else "",
+            due=due,
         )
         return Send(rank=loader, message=lease)
 
@@ -234,6 +325,7 @@ class Leasing:
         kept = key not in self._unkept
         self._unkept.discard(key)
         self._suspects.discard(key)
+        self.rates.report(sender, block)
         before = self.holdings.digest(*key)
         if before not in (None, block.digest):
             self._break(key, "it gave other samples when it was read again")
@@ -288,7 +380,11 @@ class Leasing:
         """
         self.lost[rank] = why
         self._readers.remove(rank)
-        self._suspects.update(self.holdings.being_read(rank)[:MOST_SUSPECTS])
+        being_read = self.holdings.being_read(rank)
+        self._suspects.update(being_read[:MOST_SUSPECTS])
+        for key in being_read:
+            self.rates.forget(key)
+        self._widening = {(source, each) for source, each in self._widening if each != rank}
         self.holdings.lose(rank)
         effects: list[Effect] = []
         for source, loaders in enumerate(self._affinity):
@@ -337,6 +433,9 @@ class Leasing:
             "bad": [stream.num_bad for stream in self.streams],
             "held_bytes": {rank: self.holdings.num_bytes(rank) for rank in self._readers},
             "lost": dict(self.lost),
+            "loaders": [list(loaders) for loaders in self._affinity],
+            "threads": {rank: self.threads.get(rank, 1) for rank in self.working_ranks},
+            "busy_seconds": dict(self.rates.busy_seconds),
         }
 
     def bad_records(self, state: StreamState) -> tuple[BadRecords, ...]:
@@ -356,6 +455,14 @@ class Leasing:
             )
             records.append(BadRecords(num_bad=num_bad, listed=listed, verdicts=verdicts))
         return tuple(records)
+
+
+def _data_of(opened: m.SourceOpened) -> tuple[int, str]:
+    return opened.num_records, opened.fingerprint
+
+
+def _data_text(opened: m.SourceOpened) -> str:
+    return f"{opened.num_records} records, fingerprint {opened.fingerprint}"
 
 
 def _places(infos: np.ndarray) -> tuple[list[int], list[int]]:

@@ -9,6 +9,8 @@
     planner      loader        Lease           read and transform these positions, keep the samples
     loader       planner       BlockReady      they yielded these samples (metadata only)
     loader       planner       Heartbeat       I am alive, and this is what I have been reading for long
+    planner      loader        SetThreads      read on so many worker threads from now on
+    planner      loader        CloseSource     close this source when you have read what you are reading of it
     planner      constructor   Expect          what step t brings you, and the step's figures
     planner      constructor   StateAfter      what to go on with behind step t; to the first process only
     planner      loader        Order           send these samples of step t to these constructors
@@ -27,6 +29,7 @@
     loader       planner       Farewell        done; my figures
     planner      constructor   Summary         everybody's figures; the session is over
     constructor  planner       Goodbye         my process ends: no session follows
+    any          planner       Measured        what my loop has seen; for who records it, not for the role
     planner      constructor   Lost            loader r is gone: take nothing from it any more
     any          planner       Failed          I cannot go on
     planner      everybody     Abort           rank r cannot go on; its message
@@ -50,19 +53,24 @@ from msdata_jax.records import Block
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSource:
-    """Planner to loader: open source number `source`."""
+    """Planner to loader: open source number `source`.
+
+    With `may_fail` a source that does not open is told in `SourceOpened`, and ends nothing.
+    """
 
     source: int
+    may_fail: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOpened:
-    """Loader to planner; fields as in `data_state.SourceFacts`."""
+    """Loader to planner; fields as in `data_state.SourceFacts`. `error`: why it is not open; else empty."""
 
     source: int
     num_records: int
     fingerprint: str
     files: Mapping[str, str]
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +133,7 @@ class Lease:
         isolate: read in a child process: these positions were being read when a loader was lost.
         verdicts: (position, reason) of those that count as bad whatever they are.
         blocks: where the block may lie ready: a folder, `@`, and the step that it was pinned for.
+        due: the step that is likely to need it first; what is due earlier is read first.
     """
 
     source: int
@@ -134,6 +143,7 @@ class Lease:
     isolate: bool
     verdicts: list[tuple[int, str]]
     blocks: str = ""
+    due: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +176,27 @@ class Heartbeat:
     Attributes:
         source, start: the block that it has been reading longest; -1 when it reads none.
         seconds: for how long.
+        memory_bytes: resident memory of the process; 0 where it is not known.
     """
 
     source: int
     start: int
     seconds: float
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetThreads:
+    """Planner to loader: have so many worker threads, at least 1."""
+
+    num_threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloseSource:
+    """Planner to loader: no leases of this source come any more; close it behind those under way."""
+
+    source: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,6 +443,17 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """From a loop to the planner's loop, about once a second, where a job is observed.
+
+    Attributes:
+        figures: of the sender's rank since it began, as `runtime.observing.Observer.figures` gives them.
+    """
+
+    figures: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lost:
     """Rank `rank` is gone: to the planner or to its own role, from whoever noticed; then to constructors."""
 
@@ -447,6 +484,7 @@ class Opened:
     num_records: int
     fingerprint: str
     files: Mapping[str, str]
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,9 +498,10 @@ class BlockRead:
 
 
 WIRE_MESSAGES: tuple[type, ...] = (
-    OpenSource, SourceOpened, Built, Join, Lease, BlockReady, Heartbeat, Expect, StateAfter, Order, Samples,
-    Complete, Visible, Delivered, Release, PinBlocks, SaveBlocks, BlocksSaved, EndOfData, AskToStop,
-    Leave, Stop, Farewell, Summary, Goodbye, Lost, Failed, Abort,
+    OpenSource, SourceOpened, Built, Join, Lease, BlockReady, Heartbeat, SetThreads, CloseSource,
+    Expect, StateAfter, Order, Samples, Complete, Visible, Delivered, Release,
+    PinBlocks, SaveBlocks, BlocksSaved, EndOfData, AskToStop,
+    Leave, Stop, Farewell, Summary, Goodbye, Measured, Lost, Failed, Abort,
 )  # fmt: skip
 
 RoleMessage: TypeAlias = Any

@@ -12,6 +12,7 @@ from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.announcing import Audience, Wanted, announce
 from msdata_jax.roles.beginning import begin
+from msdata_jax.roles.demand import Demand
 from msdata_jax.roles.effects import Effect, Finish, Forget, Send
 from msdata_jax.roles.holdings import NOBODY
 from msdata_jax.roles.leasing import Leasing
@@ -19,6 +20,7 @@ from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.progress import Progress
 from msdata_jax.roles.recording import Recorder, in_flight
 from msdata_jax.roles.saving import BlockSaving
+from msdata_jax.roles.scaler import Scaler, Scaling
 from msdata_jax.roles.standing import Standing
 from msdata_jax.roles.tally import Tally
 from msdata_jax.roles.watching import Watch
@@ -37,6 +39,7 @@ class Planner:
         process_figures: what to add to the figures of this process.
         recorder: told of every decision.
         watch: when a loader counts as lost; None watches none.
+        scaling: which loaders read what at first, and how that changes; None leaves it as it is.
         lost: loaders and shadows that sessions before this one have lost, by rank, and why. None in the first
             session; later ones wait for a DataLoader without a deadline, and end where all trainers do.
     """
@@ -50,6 +53,7 @@ class Planner:
         recorder: Recorder | None = None,
         watch: Watch | None = None,
         lost: Mapping[int, str] | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         if not isinstance(recipe.strategy, DGraph):
             raise RecipeError(f"strategy is a DGraph, got {type(recipe.strategy).__name__}")
@@ -61,7 +65,9 @@ class Planner:
         self._process_figures = process_figures
         self._recorder = recorder
         self._names = recipe.source_names
-        self._leasing = Leasing(recipe, placement, lost or {})
+        self._scaling = scaling or Scaling()
+        self._scaler = Scaler(self._scaling, self._names)
+        self._leasing = self._new_leasing(lost or {})
         self._may_idle = lost is not None
         self._idle_seconds = 0.0
         self._gone: set[int] = set()  # trainers that said goodbye
@@ -80,17 +86,31 @@ class Planner:
         self._again = True  # whether all that left may come back
         self._ended = False
         self._end_step = -1
-        self._demand = np.zeros(len(self._names))
+        self._demand = Demand(self._graph.mixture, self._names)  # pyright: ignore[reportArgumentType]
+        self._lacking: int | None = None  # the source that the step which is composed next lacked last
+        self._lacked: dict[int, int] = {}  # the same of the steps that are planned
         self._wanted: int | None = None
         self._wanted_ahead = 0
         self._saving = BlockSaving()
         self._farewells: dict[int, Any] = {}
 
+    def _new_leasing(self, lost: Mapping[int, str]) -> Leasing:
+        leasing = Leasing(
+            self._recipe, self._placement, lost, affinity=self._scaling.affinity, costs=self._scaling.costs
+        )
+        leasing.threads |= self._scaling.threads
+        return leasing
+
     # --- start ------------------------------------------------------------------------------------------
 
     def start(self) -> Sequence[Effect]:
         """Ask for every source to be opened; in a later session when a DataLoader is built."""
-        return [] if self._is_idle else self._leasing.open_first()
+        return [] if self._is_idle else self._open_first()
+
+    def _open_first(self) -> list[Effect]:
+        threads = self._scaling.threads if self._scaling.tell_threads else {}
+        told = [each for rank, count in threads.items() for each in self._leasing.set_threads(rank, count)]
+        return [*told, *self._leasing.open_first()]
 
     @property
     def _is_idle(self) -> bool:
@@ -114,6 +134,8 @@ class Planner:
             return effects
         if self._is_idle:
             self._idle_seconds = elapsed_seconds
+        if self._audience and not self._ended and not self._progress.left:
+            return self._scale(elapsed_seconds)
         if elapsed_seconds - self._idle_seconds < self._start_seconds:
             return []
         silent = sorted(set(self._placement.constructors) - self._built)
@@ -126,6 +148,11 @@ class Planner:
             f"the job did not start within {self._start_seconds:g} s (--start-seconds); waiting for "
             f"{'; for '.join(waiting)}",
         )
+
+    def _scale(self, elapsed_seconds: float) -> Sequence[Effect]:
+        """Ask the policy who is to read what from now on."""
+        step, composed = self._progress.slowest + 1, self._state.next_composed
+        return self._scaler.tick(elapsed_seconds, step, self._leasing, self._demand, composed)
 
     def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
         """React to one message; see the table in `roles.messages`."""
@@ -152,7 +179,8 @@ class Planner:
                 self._farewells[sender] = message.figures
                 return self._finish_when_all_closed()
             case m.Heartbeat():
-                return []  # the watch has heard it
+                self._scaler.heard(sender, message)
+                return []
             case _:
                 raise _unexpected(sender, message)
 
@@ -168,6 +196,8 @@ class Planner:
                 return self._show()
             case m.Delivered():
                 self._progress.deliver(sender, message.step, message.wait_seconds)
+                if message.step > self._progress.first:
+                    self._scaler.waited(sender, self._lacked.get(message.step), message.wait_seconds)
                 return [*self._release(), *self._advance()]
             case m.PinBlocks() | m.SaveBlocks():
                 return self._saving.ask(sender, message, self._leasing.readers)
@@ -195,7 +225,7 @@ class Planner:
         self._check_goodbyes()
         if not self._leasing.readers:
             return self._without_loaders()
-        return self._leasing.open_first() if was_idle else []
+        return self._open_first() if was_idle else []
 
     def _begin(self) -> Sequence[Effect]:
         """Build the place tree and the streams once everybody is there."""
@@ -237,6 +267,7 @@ class Planner:
         return [*planned, *self._state.composed_ahead(), *ahead]
 
     def _take_block(self, sender: int, block: m.BlockReady) -> Sequence[Effect]:
+        self._demand.read(block.source, block.infos)
         effects = self._leasing.take_block(sender, block, self._needed, self._state.step - 1)
         if not self._is_skipping() and self._leasing.holdings.owner(block.source, block.start) == NOBODY:
             effects += self._leasing.lease_unkept(self._needed())  # it was read to be skipped
@@ -293,9 +324,9 @@ class Planner:
             if stream.failure is not None:
                 return self._end(step, f"step {step}: {stream.failure}")
             self._wanted, self._wanted_ahead = composed.source, 1 + len(stream.ahead) * 9 // 8
+            self._lacking = composed.source
             # Steps are larger than was thought: lease twice what is known, so that a first step starts soon.
-            least = 2 * len(stream.ahead) / (1 + self._steps_ahead)
-            self._demand[composed.source] = max(self._demand[composed.source], least)
+            self._demand.at_least(composed.source, 2 * len(stream.ahead) / (1 + self._steps_ahead))
             return None
         if isinstance(composed, EndOfData):
             return self._end(step, "")
@@ -306,9 +337,9 @@ class Planner:
             plan = self._graph.place(plan, self._audience.tree)
         for stream, count in zip(self._leasing.streams, composed.drawn.tolist(), strict=True):
             stream.drop(count)
-        self._state = composed.state
         if composed.drawn.any():  # else it is a step of a window, drawn for before
-            self._demand = np.maximum(0.75 * self._demand, composed.drawn)
+            self._demand.composed(self._state.next_composed, composed.drawn)
+        self._state = composed.state
         if plan is None:
             return []
         return self._skip_step(plan) if skipped else self._send_step(plan)
@@ -336,6 +367,8 @@ class Planner:
         announced, wanted = announce(plan, is_last, self._audience)
         self._tally.announce(announced)
         self._wanted_of[plan.step] = wanted, holdings.owners(wanted.infos)
+        if self._lacking is not None:
+            self._lacked[plan.step], self._lacking = self._lacking, None
         effects += [*announced, *wanted.orders(self._wanted_of[plan.step][1])]
         if self._recorder:
             owner = holdings.owners(plan.samples).astype(np.int32)
@@ -376,44 +409,37 @@ class Planner:
         effects: list[Effect] = []
         # A full loader gets more only where no step is under way whose release would make room.
         nothing_to_release = self._state.step <= self._progress.slowest + 1
-        for source in self._sources_to_read():
-            stream = self._leasing.streams[source]
-            needed = max(1.0, (1 + self._steps_ahead) * float(self._demand[source]))
+        has_weight, draws = self._demand.ahead(self._state.next_composed, self._num_steps_to_read_for())
+        for source in np.flatnonzero(has_weight).tolist():
+            stream, is_wanted = self._leasing.streams[source], source == self._wanted
+            needed = max(1.0, float(draws[-1, source]), self._wanted_ahead if is_wanted else 0)
             while True:
-                urgent = nothing_to_release and source == self._wanted and stream.num_leased_positions == 0
-                if not urgent and len(stream.ahead) + stream.num_leased_positions >= needed:
+                urgent = nothing_to_release and is_wanted and stream.num_leased_positions == 0
+                known = len(stream.ahead) + stream.num_leased_positions
+                if not urgent and known >= needed:
                     break
                 loader = self._loader_for(source, urgent=urgent)
-                leased = (
-                    []
-                    if loader is None
-                    else self._leasing.lease_next(source, loader, keep=not self._is_skipping())
-                )
+                if loader is None:
+                    break
+                due = self._state.next_composed
+                due += 0 if is_wanted else int(np.searchsorted(draws[:, source], known, side="right"))
+                leased = self._leasing.lease_next(source, loader, keep=not self._is_skipping(), due=due)
                 if not leased:
                     break
                 effects += leased
         return effects
 
-    def _sources_to_read(self) -> list[int]:
-        """Those with a share of the step that is composed next.
-
-        None where all steps that are wanted are composed, or where a function gives that step no proper
-        weights: `compose` says so when it comes to it.
-        """
-        step = self._state.next_composed
-        if self._num_steps is not None and step >= self._num_steps and not self._state.gathered:
-            return []
-        try:
-            weights = self._graph.mixture.weights_at(step, self._names)  # pyright: ignore[reportOptionalMemberAccess]
-        except RecipeError:
-            return []
-        return np.flatnonzero(weights).tolist()
+    def _num_steps_to_read_for(self) -> int:
+        """Steps from the one that is composed next on: so many as may be under way, none beyond the last."""
+        most = 1 + self._steps_ahead
+        if self._num_steps is None:
+            return most
+        return min(max(self._num_steps - self._state.next_composed, int(bool(self._state.gathered))), most)
 
     def _loader_for(self, source: int, *, urgent: bool) -> int | None:
-        """The loader of `source` that holds least; None when all are full and nothing waits for it."""
-        loader = self._leasing.least_loaded(source)
-        full = self._leasing.holdings.num_bytes(loader) >= self._buffer_bytes
-        return None if full and not urgent else loader
+        """Who is to read a block of `source`; None when all its loaders are full and nothing waits for it."""
+        loader = self._leasing.least_loaded(source, self._buffer_bytes)
+        return self._leasing.least_loaded(source) if loader is None and urgent else loader
 
     def _lose(self, rank: int, why: str) -> Sequence[Effect]:
         """A rank is gone. A loader's work goes to others; without any other rank the job is over."""
@@ -424,7 +450,7 @@ class Planner:
         if rank not in self._leasing.readers:
             return []
         if self._is_idle:
-            self._leasing = Leasing(self._recipe, self._placement, {**self._leasing.lost, rank: why})
+            self._leasing = self._new_leasing({**self._leasing.lost, rank: why})
             self._farewells.pop(rank, None)
             return [Forget(rank=rank, why=why), *self._finish_when_all_closed()]
         lost = m.Lost(rank=rank, why=why)
@@ -493,6 +519,7 @@ class Planner:
             "waits": progress.waits,
             "budget_bytes": self._buffer_bytes,
             "tally": self._tally,
+            "lacked_seconds": self._scaler.lacked_seconds.copy(),
             **self._leasing.status(),
         }
 
@@ -515,6 +542,7 @@ class Planner:
         self._leasing.holdings.release(step)
         self._leasing.forget(self._standing.release(step))
         self._wanted_of = {later: wanted for later, wanted in self._wanted_of.items() if later > step}
+        self._lacked = {later: source for later, source in self._lacked.items() if later > step}
         if self._recorder:
             self._recorder.delivered(step)
         return [Send(rank=rank, message=m.Release(step=step)) for rank in self._leasing.readers]

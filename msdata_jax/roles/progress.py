@@ -16,6 +16,7 @@ class Progress:
     Attributes:
         visible: steps up to it are complete on every training process that is still there.
         released: steps up to it were taken on every one.
+        first: the step before which all stood at first; its wait is the job's start.
         left: figures of those that left, by rank.
         waited_seconds: time that each trainer waited for steps in all, the first one left out, by rank.
         waits: seconds of the last of these waits, of all trainers.
@@ -25,7 +26,7 @@ class Progress:
         self._complete = dict.fromkeys(constructors, -1)
         self._delivered = dict(self._complete)
         self.visible = self.released = -1
-        self._first = 0
+        self.first = 0
         self.left: dict[int, Mapping[str, Any]] = {}
         self.waited_seconds = dict.fromkeys(self._complete, 0.0)
         self.waits: deque[float] = deque(maxlen=KEPT_WAITS)
@@ -35,7 +36,7 @@ class Progress:
         self._complete = dict.fromkeys(self._complete, step - 1)
         self._delivered = dict(self._complete)
         self.visible = self.released = step - 1
-        self._first = step
+        self.first = step
 
     def complete(self, rank: int, step: int) -> None:
         """A constructor has steps up to `step`."""
@@ -45,7 +46,7 @@ class Progress:
         """A trainer took `step`, after waiting for it so long."""
         self._delivered[rank] = step
         self.complete(rank, step)
-        if step > self._first:
+        if step > self.first:
             self.waited_seconds[rank] += wait_seconds
             self.waits.append(wait_seconds)
 

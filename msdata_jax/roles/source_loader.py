@@ -12,7 +12,7 @@ from msdata_jax.batching.assembly import Payload, join_samples
 from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.records import Block, Sample
 from msdata_jax.roles import messages as m
-from msdata_jax.roles.effects import Effect, Finish, Forget, Run, Send
+from msdata_jax.roles.effects import Effect, Finish, Forget, Resize, Run, Send
 from msdata_jax.roles.placement import Placement
 
 
@@ -66,11 +66,28 @@ class SavedBlocks(Protocol):
         ...
 
 
-OpenReader = Callable[[int, bool], Reader]
-"""Gives the open reader of source number `i` of the recipe; True: another one, that reads in a child process.
+class Readers(Protocol):
+    """The sources of the recipe, by number; `runtime.data_rank` has them. Called on any thread."""
 
-May be called on any thread. Raises MSDataError where the source does not open.
-"""
+    def open(self, source: int, isolate: bool, /) -> Reader:
+        """The open reader of a source; True: another one, that reads in a child process.
+
+        Raises MSDataError where the source does not open.
+        """
+        ...
+
+    def close(self, source: int, /) -> None:
+        """Close a source that nobody is reading, where it is open; it may be opened again."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """What a loader asks of its process: figures for the end, seconds, and resident memory in bytes."""
+
+    figures: Callable[[], Mapping[str, Any]] = dict
+    clock: Callable[[], float] = lambda: 0.0
+    memory_bytes: Callable[[], int] = lambda: 0
 
 
 @dataclass
@@ -91,18 +108,20 @@ class SourceLoader:
     def __init__(
         self,
         placement: Placement,
-        open_reader: OpenReader,
-        process_figures: Callable[[], Mapping[str, Any]] = dict,
-        clock: Callable[[], float] = lambda: 0.0,
+        readers: Readers,
+        process: Process = Process(),
         source_names: Sequence[str] = (),
         saved_blocks: SavedBlocks | None = None,
     ) -> None:
-        self._saved_blocks = saved_blocks
+        self._all_readers, self._process, self._saved_blocks = readers, process, saved_blocks
+        self._opening: set[int] = set()
+        self._to_close: set[int] = set()  # when nothing of them is being read any more
+        self._saves = 0  # under way, which look at readers
         self._read_blocks: dict[tuple[int, int], m.BlockRead] = {}  # without samples, for checkpoints
         self._num_at_hand = 0
         self._pinned: tuple[int, list[tuple[int, Block, int]]] = -1, []
         self._planner, self._others = placement.planner, placement.readers
-        self._open_reader, self._process_figures, self._clock = open_reader, process_figures, clock
+        self._clock = process.clock
         self._source_names = source_names
         self._readers: dict[int, Reader] = {}
         self._samples: dict[SampleKey, Sample] = {}
@@ -120,23 +139,22 @@ class SourceLoader:
 
     def tick(self, elapsed_seconds: float, *, caught_up: bool = True) -> Sequence[Effect]:
         """Tell the planner that this rank is alive, and what it has been reading for longest."""
-        now = self._clock()
+        now, memory = self._clock(), self._process.memory_bytes()
         under_way = [
             (now - each.began, each.lease) for each in self._reading.values() if each.began is not None
         ]
         if not under_way:
-            return self._tell(m.Heartbeat(source=-1, start=-1, seconds=0.0))
+            return self._tell(m.Heartbeat(source=-1, start=-1, seconds=0.0, memory_bytes=memory))
         seconds, lease = max(under_way, key=lambda each: each[0])
-        return self._tell(m.Heartbeat(source=lease.source, start=lease.start, seconds=seconds))
+        return self._tell(
+            m.Heartbeat(source=lease.source, start=lease.start, seconds=seconds, memory_bytes=memory)
+        )
 
     def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
         """React to one message; see the table in `roles.messages`."""
         match message:
-            case m.OpenSource():
-                return [Run(call=partial(self._open, message.source))]
-            case m.Lease():
-                reading = self._reading[message.source, message.start] = _Reading(message)
-                return [Run(call=partial(self._read, reading))]
+            case m.OpenSource() | m.Lease() | m.CloseSource() | m.SetThreads():
+                return self._read_or_rest(message)
             case m.Order():
                 return self._obey(message)
             case m.Release():
@@ -150,14 +168,50 @@ class SourceLoader:
             case _:
                 return self._handle_own(sender, message)
 
+    def _read_or_rest(
+        self, message: m.OpenSource | m.Lease | m.CloseSource | m.SetThreads
+    ) -> Sequence[Effect]:
+        """What this rank reads, and how fast."""
+        match message:
+            case m.SetThreads():
+                return [Resize(num_threads=message.num_threads)]
+            case m.CloseSource():
+                self._to_close.add(message.source)
+                self._close_unread()
+                return []
+            case m.OpenSource():
+                self._to_close.discard(message.source)
+                self._opening.add(message.source)
+                return [Run(call=partial(self._open, message))]
+            case m.Lease():
+                self._to_close.discard(message.source)
+                reading = self._reading[message.source, message.start] = _Reading(message)
+                return [Run(call=partial(self._read, reading), due=message.due)]
+
+    def _close_unread(self) -> None:
+        """Close the sources that are to be closed and that no thread is at."""
+        if self._saves or not self._to_close:
+            return
+        at_work = self._opening | {source for source, _ in self._reading}
+        for source in sorted(self._to_close - at_work):
+            self._to_close.discard(source)
+            self._readers.pop(source, None)
+            self._all_readers.close(source)
+
     def _handle_own(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
         """React to what this rank's own work found."""
         match message:
             case m.Opened():
+                self._opening.discard(message.source)
+                self._close_unread()
                 return self._tell(m.SourceOpened(**asdict(message)))
             case m.BlockRead():
                 return self._keep(message)
-            case m.Failed() | m.BlocksSaved():
+            case m.Failed():
+                return self._tell(message)
+            case m.BlocksSaved():
+                self._saves -= 1
+                self._close_unread()
                 return self._tell(message)
             case m.Lost() if message.rank in self._others:
                 return [Forget(rank=message.rank, why=message.why)]
@@ -171,8 +225,14 @@ class SourceLoader:
 
     # --- on worker threads ------------------------------------------------------------------------------
 
-    def _open(self, source: int) -> m.Opened:
-        reader = self._reader(source)
+    def _open(self, message: m.OpenSource) -> m.Opened:
+        source = message.source
+        try:
+            reader = self._reader(source)
+        except MSDataError as error:
+            if not message.may_fail:
+                raise
+            return m.Opened(source=source, num_records=0, fingerprint="", files={}, error=str(error))
         return m.Opened(
             source=source,
             num_records=reader.num_records,
@@ -182,13 +242,13 @@ class SourceLoader:
 
     def _reader(self, source: int) -> Reader:
         """The open source; a lease may come before it was told to be opened, or while it is."""
-        reader = self._readers[source] = self._open_reader(source, False)
+        reader = self._readers[source] = self._all_readers.open(source, False)
         return reader
 
     def _read(self, reading: _Reading) -> m.BlockRead:
         lease, begin = reading.lease, self._clock()
         reading.began = begin
-        reader = self._open_reader(lease.source, True) if lease.isolate else self._reader(lease.source)
+        reader = self._all_readers.open(lease.source, True) if lease.isolate else self._reader(lease.source)
         try:
             saved = self._saved_blocks.load(reader, lease) if lease.blocks and self._saved_blocks else None
             if saved is not None:
@@ -214,6 +274,7 @@ class SourceLoader:
         self._read_seconds += read.seconds
         self._num_samples += len(block.samples)
         self._reading.pop((source, block.start), None)
+        self._close_unread()
         if read.lease.keep:
             keys = zip(block.infos["position"].tolist(), block.infos["part"].tolist(), strict=True)
             for (position, part), sample in zip(keys, block.samples, strict=True):
@@ -246,6 +307,7 @@ class SourceLoader:
             error = f"nothing is held for step {message.step}"
             return self._tell(m.BlocksSaved(folder=message.folder, num_blocks=0, num_bytes=0, error=error))
         self._pinned = -1, []
+        self._saves += 1
         return [Run(call=partial(self._save, message, blocks))]
 
     def _blocks_at_hand(self) -> list[tuple[int, Block, int]]:
@@ -322,7 +384,7 @@ class SourceLoader:
             "read_seconds": round(self._read_seconds, 3),
             "samples": self._num_samples,
             "restored_blocks": self._num_restored,
-            **self._process_figures(),
+            **self._process.figures(),
         }
         return [
             *self._tell(m.Farewell(figures=figures)),

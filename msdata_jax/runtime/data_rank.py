@@ -16,12 +16,15 @@ from msdata_jax.roles.effects import Forget
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.planner import START_SECONDS, Planner
 from msdata_jax.roles.recording import Recorder
-from msdata_jax.roles.source_loader import Reader, SourceLoader
+from msdata_jax.roles.source_loader import Process, Reader, SourceLoader
 from msdata_jax.roles.watching import READ_SECONDS, Watch
-from msdata_jax.runtime.figures import process_figures
+from msdata_jax.runtime.figures import process_figures, resident_bytes
 from msdata_jax.runtime.loop import RoleLoop
+from msdata_jax.runtime.observing import NoObserver
 from msdata_jax.runtime.saved_blocks import BlockFolders
+from msdata_jax.runtime.scaling import ScaleOptions, make_scaling
 from msdata_jax.runtime.status import StatusBoard
+from msdata_jax.scaling.decision_log import Round
 from msdata_jax.sources.isolation import IsolatedReader, open_reader
 from msdata_jax.sources.reader import SourceReader
 
@@ -46,6 +49,9 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
     on_loop: Callable[[RoleLoop], None] | None = None,
     recorder: Recorder | None = None,
     on_status: Callable[[Mapping[str, Any]], object] | None = None,
+    scale: ScaleOptions | None = None,
+    on_round: Callable[[Round], None] = lambda round_: None,
+    observer: NoObserver | None = None,
 ) -> Mapping[str, Any]:
     """Plan until no trainer needs anything any more.
 
@@ -60,6 +66,9 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
         on_loop: given the loop of each session before it runs, so that others can tell it of lost ranks.
         recorder: told of every decision.
         on_status: told about once a second how the job goes (`runtime.status.describe`), and in the end.
+        scale: who reads what at first, and how that changes.
+        on_round: told of each round of the scaling policy that decided something.
+        observer: told what this rank does, and of the figures of all.
 
     Returns:
         everybody's figures, of the last session in which steps were asked for; `lost` is of all sessions, and
@@ -68,21 +77,31 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
     Raises:
         JobFailed: a rank failed.
     """
-    watch = watch or Watch(())
+    watch, observer = watch or Watch(()), observer or NoObserver()
     board = StatusBoard(recipe.source_names, on_status) if on_status else None
     lost: dict[int, str] | None = None
     figures: Mapping[str, Any] = {}
+    scaling = make_scaling(scale or ScaleOptions(), recipe, placement, on_round)
     for session in itertools.count():
         role = Planner(
-            recipe, placement, start_seconds, process_figures, recorder, watch.anew(lost or ()), lost
+            recipe, placement, start_seconds, process_figures, recorder, watch.anew(lost or ()), lost, scaling
         )
         watched = board.watch(role) if board else role
-        loop = RoleLoop(watched, endpoint, session=session, on_failure=on_failure, on_forget=on_forget)
+        loop = RoleLoop(
+            watched,
+            endpoint,
+            session=session,
+            on_failure=on_failure,
+            on_forget=on_forget,
+            observer=observer,
+        )
         if on_loop is not None:
             on_loop(loop)
         try:
             latest = loop.run()
         finally:
+            observer.measure()
+            observer.close()
             if board:
                 board.tell()
         stopped = latest["stopped"] or figures.get("stopped", False)
@@ -121,13 +140,20 @@ class _Readers:
         name, recipe = self._recipe.source_names[index], self._recipe
         return open_reader(name, index, source, seed=recipe.seed, columns=recipe.columns)
 
-    def close(self) -> None:
+    def close(self, index: int) -> None:
+        """Close a source that nobody is reading; it may be opened again."""
+        with self._locks[index]:
+            reader = self._readers.pop(index, None)
+        if reader is not None:
+            reader.close()
+
+    def close_all(self) -> None:
         """Close them all."""
         for reader in list(self._readers.values()):
             reader.close()
 
 
-def run_loader(
+def run_loader(  # noqa: PLR0913 - keyword-only, each with a default
     recipe: Recipe,
     placement: Placement,
     endpoint: Endpoint,
@@ -135,6 +161,7 @@ def run_loader(
     num_threads: int,
     read_seconds: float = READ_SECONDS,
     on_failure: OnFailure | None = None,
+    observer: NoObserver | None = None,
 ) -> Mapping[str, Any]:
     """Serve the sources until the planner says stop for good. Raises JobFailed.
 
@@ -142,16 +169,26 @@ def run_loader(
     """
     readers = _Readers(recipe, read_seconds)
     blocks = BlockFolders(recipe, endpoint.rank)
+    process = Process(figures=process_figures, clock=time.perf_counter, memory_bytes=resident_bytes)
     figures: Mapping[str, Any] = {}
     try:
         for session in itertools.count():
             role = SourceLoader(
-                placement, readers.open, process_figures, time.perf_counter, recipe.source_names, blocks
+                placement, readers, process, source_names=recipe.source_names, saved_blocks=blocks
             )
-            loop = RoleLoop(role, endpoint, session=session, num_workers=num_threads, on_failure=on_failure)
+            loop = RoleLoop(
+                role,
+                endpoint,
+                session=session,
+                num_workers=num_threads,
+                on_failure=on_failure,
+                observer=observer,
+            )
             figures = loop.run()
             if not loop.serves_again:
                 break
     finally:
-        readers.close()  # after a failure too, and those that were opened when the end had come
+        if observer:
+            observer.close()
+        readers.close_all()  # after a failure too, and those that were opened when the end had come
     return figures

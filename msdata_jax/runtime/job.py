@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,10 @@ from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.ending import end_badly, flush, run_first_at_exit, write_whole_lines
 from msdata_jax.runtime.loop import FAILURE_SECONDS, WORKER_SECONDS, describe_failure
+from msdata_jax.runtime.monitoring import Watching, observe, start_monitor
+from msdata_jax.runtime.observing import NoObserver
+from msdata_jax.runtime.scaling import ScaleOptions
+from msdata_jax.scaling.decision_log import Round
 
 if TYPE_CHECKING:
     from msdata_transport import Endpoint
@@ -60,6 +65,7 @@ class TrainingJob:
         left: whether the last one was closed in order, so that the others may end too.
         lost: ranks that are gone and that the job did without.
         exit_hooks: run at an orderly exit, before MPI ends.
+        observer: told what this process's constructors do, one after the other.
     """
 
     mpi: "MpiJob"
@@ -70,6 +76,7 @@ class TrainingJob:
     left: bool = False
     lost: tuple[int, ...] = ()
     exit_hooks: list[Callable[[], None]] = field(default_factory=list)
+    observer: NoObserver = field(default_factory=NoObserver)
 
     def exit_first(self, hook: Callable[[], None]) -> None:
         """Run `hook` at an orderly exit; and see to that exit before what was registered for it until now.
@@ -122,7 +129,9 @@ def join_as_trainer(start_seconds: float) -> TrainingJob | None:
             )
         return None
     mpi = join_job("constructor", start_seconds)
-    _job = TrainingJob(mpi=mpi, placement=placement_from_groups(mpi.groups))
+    placement = placement_from_groups(mpi.groups)
+    observer = observe(Watching.from_environment(), mpi.endpoint.rank, placement)
+    _job = TrainingJob(mpi=mpi, placement=placement, observer=observer)
     _install_exit_hooks(_job)
     return _job
 
@@ -231,11 +240,13 @@ class LocalJob:
         placement: who plays what.
         endpoint: of the one constructor.
         threads: the planner's and the loaders'.
+        observer: of the constructor.
     """
 
     placement: Placement
     endpoint: "Endpoint"
     threads: tuple[threading.Thread, ...]
+    observer: NoObserver
 
     def wait(self) -> None:
         """Wait for the threads to end, but for no longer than a loader waits for its workers."""
@@ -251,6 +262,7 @@ def start_in_process(
     threads_per_loader: int,
     plan_log: PlanLogWriter | None = None,
     faults: Faults | None = None,
+    record: Path | None = None,
 ) -> LocalJob:
     """Start a planner and loaders on threads of this process; the planner's thread closes the log.
 
@@ -260,18 +272,51 @@ def start_in_process(
         threads_per_loader: their worker threads.
         plan_log: the planner's recorder.
         faults: to lose ranks by, for tests.
+        record: a new folder of figures and spans (`observing.record`).
+
+    Raises:
+        LaunchError: the folder of the record is not new, or cannot be made.
     """
 
     def plan() -> None:
-        with contextlib.closing(plan_log) if plan_log else contextlib.nullcontext():
-            run_planner(recipe, placement, endpoints[0], recorder=plan_log)
+        with contextlib.ExitStack() as stack:
+            if plan_log:
+                stack.enter_context(contextlib.closing(plan_log))
+            if monitor:
+                stack.enter_context(contextlib.closing(monitor))
+            run_planner(
+                recipe,
+                placement,
+                endpoints[0],
+                recorder=plan_log,
+                on_status=monitor.tell if monitor else None,
+                scale=scale,
+                on_round=decided,
+                observer=observe(watching, 0, placement, monitor.measured if monitor else None),
+            )
+
+    def decided(round_: Round) -> None:
+        if monitor:
+            monitor.decided(round_.to_plain())
 
     size = 2 + num_loaders
     placement = Placement(planner=0, loaders=tuple(range(1, size - 1)), constructors=(size - 1,))
     endpoints = connect(size, faults)
+    scale = ScaleOptions(
+        policy="auto" if recipe.scaling else "off", threads=threads_per_loader, max_threads=threads_per_loader
+    )
+    watching = Watching(folder=record)
+    watching.check()
+    monitor = start_monitor(watching, recipe, placement, {}) if record else None
     runs: list[Callable[[], object]] = [plan]
     runs += [
-        lambda rank=rank: run_loader(recipe, placement, endpoints[rank], num_threads=threads_per_loader)
+        lambda rank=rank: run_loader(
+            recipe,
+            placement,
+            endpoints[rank],
+            num_threads=threads_per_loader,
+            observer=observe(watching, rank, placement),
+        )
         for rank in placement.loaders
     ]
     names = [f"msdata-{placement.role_of(rank)}-{rank}" for rank in range(len(runs))]
@@ -281,7 +326,8 @@ def start_in_process(
     )
     for thread in threads:
         thread.start()
-    return LocalJob(placement=placement, endpoint=endpoints[-1], threads=threads)
+    observer = observe(watching, size - 1, placement)
+    return LocalJob(placement=placement, endpoint=endpoints[-1], threads=threads, observer=observer)
 
 
 def _run_quietly(run: Callable[[], object]) -> None:

@@ -1,8 +1,10 @@
 """The one loop: carries messages between a role and its endpoint, runs its background work, and waits.
 
 It holds no policy. A role that raises is told so as `Failed`; the planner turns that into `Abort` for all.
+What happens here is told to an observer (`runtime.observing`), of which the roles know nothing.
 """
 
+import threading
 import time
 import traceback
 from collections import deque
@@ -10,12 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msdata_transport import Endpoint, PeerLost, TooLate
+from msdata_transport import Endpoint, Message, PeerLost, TooLate
 
 from msdata_jax.errors import JobFailed, MSDataError
 from msdata_jax.roles import messages as m
-from msdata_jax.roles.effects import Deliver, Effect, EndStream, Finish, Forget, Role, Run, Saved, Send, Show
+from msdata_jax.roles.effects import (
+    Deliver,
+    Effect,
+    EndStream,
+    Finish,
+    Forget,
+    Resize,
+    Role,
+    Run,
+    Saved,
+    Send,
+    Show,
+)
 from msdata_jax.runtime import wire
+from msdata_jax.runtime.observing import NoObserver, Work
 from msdata_jax.runtime.workers import Workers
 
 TICK_SECONDS = 1.0
@@ -27,6 +42,8 @@ WORKER_SECONDS = 2.0
 """How long background work that is under way may take when the role has finished."""
 
 _IN_ANY_SESSION = (m.Failed.__name__, m.Abort.__name__)
+_LAST_WORDS = (m.Farewell, m.Leave)
+"""Behind them nothing goes to the planner, who may be gone by then."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -50,6 +67,7 @@ class RoleLoop:
         on_end: takes `EndStream` effects.
         on_forget: told of a rank that is lost and done without.
         on_failure: told why the job cannot go on, where this rank finds out, before any other rank is told.
+        observer: told what happens here, and when.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only, each with a default
@@ -65,6 +83,7 @@ class RoleLoop:
         on_end: Callable[[EndStream], None] | None = None,
         on_forget: Callable[[Forget], None] | None = None,
         on_failure: Callable[[JobFailed], None] | None = None,
+        observer: NoObserver | None = None,
     ) -> None:
         self._role, self._endpoint, self._on_failure = role, endpoint, on_failure
         self._session = session
@@ -72,11 +91,13 @@ class RoleLoop:
         self._takers: dict[type, Callable[[Any], None]] = {k: take for k, take in takers.items() if take}
         self._on_forget = on_forget
         self._workers = Workers(num_workers)
-        self._inbox: deque[m.RoleMessage] = deque()
+        self._observer = observer or NoObserver()
+        self._inbox: deque[tuple[m.RoleMessage, Work | None]] = deque()
         self._finish: Finish | None = None
         self._failure: JobFailed | None = None
         self._failed_at = 0.0
         self._num_received = 0
+        self._said_last = False
 
     @property
     def serves_again(self) -> bool:
@@ -88,7 +109,11 @@ class RoleLoop:
 
         Without `soon` also from a handler of a signal: it then waits for up to a tick.
         """
-        self._inbox.append(message)
+        now = time.monotonic()
+        self._put(message, Work(now, now, now, threading.current_thread().name), soon=soon)
+
+    def _put(self, message: m.RoleMessage, work: Work | None, *, soon: bool = True) -> None:
+        self._inbox.append((message, work))
         if soon:
             self._endpoint.wake()
 
@@ -111,6 +136,7 @@ class RoleLoop:
                     next_tick = now + TICK_SECONDS
                     caught_up = self._is_caught_up()
                     self._guarded(lambda: self._role.tick(now - begin, caught_up=caught_up))  # noqa: B023
+                    self._guarded(self._measure)
                     self._check_failure(now)
         finally:
             self._workers.close(WORKER_SECONDS)
@@ -120,13 +146,13 @@ class RoleLoop:
 
     def _take_one(self, timeout_seconds: float) -> None:
         while self._inbox and self._finish is None:
-            message = self._inbox.popleft()
+            message, work = self._inbox.popleft()
             if isinstance(message, m.Failed):
                 self._fail(message.message)
             elif isinstance(message, m.Lost) and self._failure is not None:
                 continue  # the job is ending
             else:
-                self._guarded(lambda: self._role.handle(self._endpoint.rank, message))  # noqa: B023
+                self._guarded(lambda: self._handle(self._endpoint.rank, message, work))  # noqa: B023
         if self._finish is not None:
             return
         self._guarded(lambda: self._receive(max(timeout_seconds, 0.0)))
@@ -149,11 +175,28 @@ class RoleLoop:
             return []
         self._num_received += 1
         sender, message = received
+        self._observer.received(sender, _num_bytes(message))
+        if message.kind == m.Measured.__name__:
+            self._observer.measured(sender, wire.decode(message).figures)
+            return []
         # Samples may be under way still when a session ends. What ends the job counts in any.
         is_past = wire.session_of(message) not in (self._session, None)
         if is_past and message.kind not in _IN_ANY_SESSION:
             return []
-        return self._role.handle(sender, wire.decode(message))
+        return self._handle(sender, wire.decode(message))
+
+    def _handle(self, sender: int, message: m.RoleMessage, work: Work | None = None) -> Sequence[Effect]:
+        begin = time.monotonic()
+        effects = self._role.handle(sender, message)
+        self._observer.handled(sender, message, effects, (begin, time.monotonic()), work)
+        return effects
+
+    def _measure(self) -> Sequence[Effect]:
+        """Tell the planner what this rank did, unless the job is ending or the planner may be gone."""
+        if self._failure is not None or self._said_last or self._finish is not None:
+            return []
+        measured = self._observer.measure(waiting=self._workers.num_waiting, inbox=len(self._inbox))
+        return [] if measured is None else [measured]
 
     def _guarded(self, step: Callable[[], Sequence[Effect]]) -> None:
         """Run one step of the role; tell the planner where it raises."""
@@ -171,7 +214,7 @@ class RoleLoop:
         """Let the role say whether it can do without a rank."""
         if self._failure is None:
             message = m.Lost(rank=lost.rank, why=lost.why)
-            self._guarded(lambda: self._role.handle(self._endpoint.rank, message))
+            self._guarded(lambda: self._handle(self._endpoint.rank, message))
 
     def _fail(self, message: str, rank: int | None = None) -> None:
         """The job cannot go on because of `rank`, by default this one; only the first reason counts."""
@@ -195,8 +238,10 @@ class RoleLoop:
         match effect:
             case Send(rank=rank, message=message):
                 self._send(rank, message)
-            case Run(call=call):
-                self._workers.submit(partial(self._work, call))
+            case Run(call=call, due=due):
+                self._workers.submit(partial(self._work, call, time.monotonic()), due)
+            case Resize(num_threads=num_threads):
+                self._workers.resize(num_threads)
             case Forget(rank=rank, why=why):
                 self._endpoint.forget(rank, why)
                 if self._on_forget is not None:
@@ -204,21 +249,36 @@ class RoleLoop:
             case Finish():
                 self._finish = effect
             case _ if type(effect) in self._takers:
+                begin = time.monotonic()
                 self._takers[type(effect)](effect)
+                self._observer.took(effect, (begin, time.monotonic()))
             case _:
                 raise MSDataError(f"nobody takes {type(effect).__name__} here")
 
     def _send(self, rank: int, message: m.RoleMessage) -> None:
+        if isinstance(message, _LAST_WORDS):
+            for measured in self._measure():
+                self._perform(measured)
+            self._said_last = True
         try:
-            self._endpoint.send(rank, wire.encode(message, self._session))
+            begin = time.monotonic()
+            encoded = wire.encode(message, self._session)
+            self._endpoint.send(rank, encoded)
+            self._observer.sent(rank, message, _num_bytes(encoded), (begin, time.monotonic()))
         except PeerLost as lost:
             # What else this step of the role brought about must still be done.
-            self._inbox.append(m.Lost(rank=lost.rank, why=lost.why))
+            self._inbox.append((m.Lost(rank=lost.rank, why=lost.why), None))
 
-    def _work(self, call: Callable[[], m.RoleMessage]) -> None:
+    def _work(self, call: Callable[[], m.RoleMessage], submitted: float) -> None:
         """On a worker thread."""
+        began = time.monotonic()
         try:
             message = call()
         except BaseException as error:  # noqa: BLE001 - a thread's boundary: even sys.exit() in a transform
             message = m.Failed(message=describe_failure(error))
-        self.post(message)
+        self._put(message, Work(submitted, began, time.monotonic(), threading.current_thread().name))
+
+
+def _num_bytes(message: Message) -> int:
+    """Bytes of a message's arrays; its header is small."""
+    return sum(array.nbytes for array in message.arrays)

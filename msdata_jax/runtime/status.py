@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,14 @@ class Reading:
         step: that every trainer comes to next.
         trainers_waited: seconds that each trainer has waited for steps, by rank.
         sources_waited: float64 `[sources]`, seconds that planning has waited for each.
+        sources_lacked: float64 `[sources]`, seconds that trainers have waited for steps that lacked it last.
     """
 
     seconds: float
     step: int
     trainers_waited: Mapping[int, float]
     sources_waited: np.ndarray
+    sources_lacked: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 def rates(first: Reading, last: Reading) -> dict[str, Any]:
@@ -128,11 +130,43 @@ def describe(
         "buffers": max(held.values(), default=0) / budget if budget else None,
         "held_bytes": {str(rank): num_bytes for rank, num_bytes in held.items()},
         "budget_bytes": budget,
+        "lacking": _lacking(state, first, last, names),
+        "loaders": {
+            str(rank): {"threads": threads, "busy_seconds": round(state["busy_seconds"].get(rank, 0.0), 3)}
+            for rank, threads in state["threads"].items()
+        },
         "lost": [{"rank": rank, "why": why} for rank, why in state["lost"].items()],
         "totals": _totals(totals),
         "wait_ms": _percentiles(state["waits"]),
         "sources": _listed(names, by_source),
     }
+
+
+def _lacking(
+    state: Mapping[str, Any], first: Reading, last: Reading, names: Sequence[str]
+) -> dict[str, Any] | None:
+    """The source that steps lacked longest, of the steps that trainers waited for between two moments.
+
+    Returns:
+        `source`; `share`, its part of all that trainers waited; `all`, the part of all sources; `loaders`,
+        the ranks that read it. None where nothing was lacking.
+    """
+    lacked = _since(last.sources_lacked, first.sources_lacked)
+    now, before = last.trainers_waited, first.trainers_waited
+    waited = sum(max(seconds - before.get(rank, 0.0), 0.0) for rank, seconds in now.items())
+    if waited <= 0 or lacked.max(initial=0.0) <= 0:
+        return None
+    source = int(np.argmax(lacked))
+    return {
+        "source": names[source],
+        "share": round(min(float(lacked[source]) / waited, 1.0), 4),
+        "all": round(min(float(lacked.sum()) / waited, 1.0), 4),
+        "loaders": state["loaders"][source],
+    }
+
+
+def _since(now: np.ndarray, before: np.ndarray) -> np.ndarray:
+    return now - before if len(now) == len(before) else now
 
 
 def _totals(totals: Totals) -> dict[str, Any]:
@@ -223,6 +257,7 @@ class StatusBoard:
             step=state["step"],
             trainers_waited=state["waited_seconds"],
             sources_waited=self.sources_waited.copy(),
+            sources_lacked=state["lacked_seconds"],
         )
         readings = self._readings
         readings.append(last)

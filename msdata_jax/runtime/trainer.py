@@ -19,6 +19,7 @@ from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.roles.effects import Deliver, EndStream, Saved, Show
 from msdata_jax.runtime.ending import end_badly
 from msdata_jax.runtime.loop import FAILURE_SECONDS, RoleLoop
+from msdata_jax.runtime.observing import NoObserver
 
 STOP_SECONDS = 0.1
 """How often a trainer that waits for a step looks whether it was told not to."""
@@ -50,6 +51,7 @@ class TrainerSide:
             for a process that is alone. In a job the whole process ends some seconds after a rank failed, for
             a trainer may be stuck in a collective with a rank that is gone; and what fails on that thread
             itself is shown.
+        observer: told what the constructor does.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class TrainerSide:
         emit: Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]],
         *,
         session: int | None,
+        observer: NoObserver | None = None,
     ) -> None:
+        self._observer = observer or NoObserver()
         self._emit, self._in_job = emit, session is not None
         self._steps: queue.SimpleQueue[Step | EndStream] = queue.SimpleQueue()
         self._blocks_saved: queue.SimpleQueue[Saved] = queue.SimpleQueue()
@@ -73,6 +77,7 @@ class TrainerSide:
             on_saved=self._blocks_saved.put,
             on_end=self._steps.put,
             on_failure=self._show,
+            observer=self._observer,
         )
         self._begun = False
         self._ended: EndStream | None = None
@@ -205,6 +210,8 @@ class TrainerSide:
             self._steps.put(EndStream(error=failed))
             if self._in_job:
                 self._exit_later()
+        finally:
+            self._observer.close()
 
     def _show(self, failed: JobFailed) -> None:
         """Show a failure of this thread; one of the trainer was shown by whoever called `fail`."""

@@ -12,6 +12,7 @@ from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Finish, Forget, Send
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.planner import Planner
+from msdata_jax.roles.scaler import Scaling
 from msdata_jax.roles.watching import Watch
 
 
@@ -88,9 +89,12 @@ class Job:
     forgotten: list = field(default_factory=list)  # ranks, in order
     finish: Finish | None = None
     watch: Watch | None = None
+    scaling: Scaling | None = None
 
     def __post_init__(self):
-        self.planner = Planner(self.recipe, self.placement, start_seconds=10, watch=self.watch)
+        self.planner = Planner(
+            self.recipe, self.placement, start_seconds=10, watch=self.watch, scaling=self.scaling
+        )
         self.take(self.planner.start())
 
     def take(self, effects):
@@ -169,9 +173,9 @@ class Job:
         return [message for _, message in self.messages(m.Expect, rank)]
 
 
-def start_job(recipe=None, placement=None, **joining):
+def start_job(recipe=None, placement=None, scaling=None, **joining):
     """A job whose sources are open and whose constructors have joined."""
-    job = Job(recipe or make_recipe(), placement or make_placement())
+    job = Job(recipe or make_recipe(), placement or make_placement(), scaling=scaling)
     job.open()
     job.join(**joining)
     return job

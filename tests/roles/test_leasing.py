@@ -126,6 +126,84 @@ def test_a_source_that_its_lost_loader_had_opened_must_be_the_same_on_the_next_o
         job.leasing.opened(2, opened(0, num_records=8))
 
 
+# --- widening and narrowing ---------------------------------------------------------------------------------
+
+
+def test_a_source_is_leased_to_one_more_loader_when_that_has_opened_it():
+    job = Played("ab", loaders=2)
+    assert job.take(job.leasing.widen(0, 2)) == [(2, m.OpenSource(source=0, may_fail=True))]
+    assert job.leasing.opening(0) == [2]
+    assert job.leasing.loaders_of(0) == [1]
+    assert job.take(job.leasing.opened(2, opened(0))) == []
+    assert job.leasing.opening(0) == []
+    assert job.leasing.loaders_of(0) == [1, 2]
+    job.lease(0, 1)
+    assert job.leasing.least_loaded(0) == 2
+    assert job.leasing.widen(0, 2) == [], "it has it"
+
+
+@pytest.mark.parametrize("how", ["it does not open", "it is other data"])
+def test_a_loader_that_cannot_read_a_source_is_left_out_for_it(how):
+    job = Played("ab", loaders=2)
+    job.leasing.widen(0, 2)
+    answer = opened(0, num_records=8 if how == "it is other data" else 1000)
+    answer = replace(answer, error="there is no such file" if how == "it does not open" else "")
+    assert job.leasing.opened(2, answer) == []
+    assert job.leasing.loaders_of(0) == [1]
+    why = job.leasing.refused[0, 2]
+    assert (
+        why == "there is no such file"
+        if how == "it does not open"
+        else "8 records, fingerprint f, not" in why
+    )
+    assert job.leasing.widen(0, 2) == []
+
+
+def test_a_source_is_closed_on_a_loader_that_keeps_what_it_holds():
+    job = Played("a", loaders=2)
+    lease = job.lease(0, 2)
+    assert job.take(job.leasing.narrow(0, 2)) == [(2, m.CloseSource(source=0))]
+    assert job.leasing.loaders_of(0) == [1]
+    job.read(2, lease)  # it was reading it
+    assert job.leasing.holdings.owner(0, lease.start) == 2
+    assert job.leasing.narrow(0, 1) == [], "one must stay"
+    assert job.leasing.least_loaded(0) == 1
+    # What it held is leased to those that are left when it is lost.
+    assert places(job.lose(2, [infos(0, *range(8))])) == [(1, 0, 0)]
+
+
+def test_a_block_goes_to_the_loader_that_is_done_first():
+    job = Played("ab", loaders=2)
+    for source, rank in ((0, 2), (1, 1)):
+        job.leasing.widen(source, rank)
+        job.leasing.opened(rank, opened(source))
+    job.read(1, job.lease(0, 1), seconds=8.0)  # a second a position
+    job.read(2, job.lease(1, 2), seconds=0.08)
+    job.lease(0, 1)
+    for _ in range(3):
+        job.lease(1, 2)
+    assert job.leasing.least_loaded(0) == 2, "three cheap blocks are read sooner than a dear one"
+    for _ in range(2):
+        job.lease(0, 2)
+    assert job.leasing.least_loaded(0) == 1
+    job.leasing.set_threads(2, 8)
+    assert job.leasing.least_loaded(0) == 2
+
+
+def test_loaders_that_are_full_are_left_out():
+    job = Played("a", loaders=2)
+    job.read(1, job.lease(0, 1), num_bytes=100)
+    assert job.leasing.least_loaded(0, most_bytes=800) == 2
+    job.read(2, job.lease(0, 2), num_bytes=100)
+    assert job.leasing.least_loaded(0, most_bytes=800) is None
+
+
+def test_sources_begin_where_they_are_put():
+    recipe, placement = make_recipe(weights=dict.fromkeys("abc", 1)), make_placement(3)
+    leasing = Leasing(recipe, placement, {2: "it was killed"}, affinity=[[3], [2], [1, 2, 3]])
+    assert [leasing.loaders_of(source) for source in range(3)] == [[3], [3], [1, 3]]
+
+
 # --- loss ---------------------------------------------------------------------------------------------------
 
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from roles.played import make_placement
 from strategies import make_infos
 
-from msdata_jax.errors import JobFailed, MSDataError
+from msdata_jax.errors import JobFailed, MSDataError, SourceError
 from msdata_jax.records import IMAGE_TOKEN, BadSample, Block
 from msdata_jax.roles import messages as m
-from msdata_jax.roles.effects import Finish, Forget, Run, Send
-from msdata_jax.roles.source_loader import SourceLoader, digest_of
+from msdata_jax.roles.effects import Finish, Forget, Resize, Run, Send
+from msdata_jax.roles.source_loader import Process, SourceLoader, digest_of
 
 
 class Reader:
@@ -53,18 +53,17 @@ class Loader:
     def __init__(self, reader=Reader, clock=None):
         self.readers = {}
         clock = clock or itertools.count().__next__
-        self.role = SourceLoader(
-            make_placement(),
-            self.open,
-            lambda: {"pss_mb": 1},
-            clock,
-            ["first", "second"],
-        )
+        process = Process(figures=lambda: {"pss_mb": 1}, clock=clock, memory_bytes=lambda: 7 << 20)
+        self.role = SourceLoader(make_placement(), self, process, ["first", "second"])
         self.reader = reader
         assert self.role.start() == []
 
     def open(self, source, isolate):
         return self.readers.setdefault((source, isolate), self.reader(source))
+
+    def close(self, source):
+        if (source, False) in self.readers:
+            self.readers.pop((source, False)).close()
 
     def tell(self, message):
         """Effects, after any background work is done."""
@@ -320,19 +319,63 @@ def test_heartbeats_name_the_block_that_is_read_longest():
                 meanwhile.pop().call()
             return super().read_block(start, stop, verdicts)
 
-    beats = []
+    beats, large = [], {"memory_bytes": 7 << 20}
     loader = Loader(Slow, lambda: now[0])
-    idle = [Send(rank=0, message=m.Heartbeat(source=-1, start=-1, seconds=0.0))]
+    idle = [Send(rank=0, message=m.Heartbeat(source=-1, start=-1, seconds=0.0, **large))]
     assert loader.role.tick(1.0) == idle
     first = loader.begin(lease(1, 8, 16))
     meanwhile.append(loader.begin(lease(0, 24, 32)))
     assert loader.role.tick(1.0) == idle  # both wait for a worker
     loader.end(first)
     assert [beat[0].message for beat in beats] == [
-        m.Heartbeat(source=1, start=8, seconds=10.0),
-        m.Heartbeat(source=1, start=8, seconds=20.0),
+        m.Heartbeat(source=1, start=8, seconds=10.0, **large),
+        m.Heartbeat(source=1, start=8, seconds=20.0, **large),
     ]
-    assert loader.role.tick(1.0)[0].message == m.Heartbeat(source=0, start=24, seconds=10.0)
+    assert loader.role.tick(1.0)[0].message == m.Heartbeat(source=0, start=24, seconds=10.0, **large)
+
+
+def test_a_source_is_closed_behind_what_is_being_read_of_it():
+    loader = Loader()
+    loader.tell(m.OpenSource(source=0))
+    reader = loader.readers[0, False]
+    reading = loader.begin(lease(0, 0, 8))
+    assert loader.tell(m.CloseSource(source=0)) == []
+    assert not reader.closed
+    loader.end(reading)
+    assert reader.closed
+    loader.tell(lease(0, 8, 16))  # it opens anew where it is asked for again
+    assert loader.readers[0, False] is not reader
+    loader.tell(m.CloseSource(source=1))  # which it never had
+
+
+def test_a_source_that_is_wanted_again_stays_open():
+    loader = Loader()
+    loader.tell(m.OpenSource(source=0))
+    reader = loader.readers[0, False]
+    reading = loader.begin(lease(0, 0, 8))
+    loader.tell(m.CloseSource(source=0))
+    again = loader.begin(m.OpenSource(source=0))
+    loader.end(reading)
+    loader.end(again)
+    assert not reader.closed
+
+
+def test_a_source_that_need_not_open_says_why_it_does_not():
+    class Missing(Reader):
+        def __init__(self, source):
+            raise SourceError("there is no such file")
+
+    loader = Loader(Missing)
+    (said,) = loader.tell(m.OpenSource(source=1, may_fail=True))
+    assert said.message == m.SourceOpened(
+        source=1, num_records=0, fingerprint="", files={}, error="there is no such file"
+    )
+    with pytest.raises(SourceError):
+        loader.tell(m.OpenSource(source=1))
+
+
+def test_worker_threads_are_as_many_as_the_planner_says():
+    assert Loader().tell(m.SetThreads(num_threads=3)) == [Resize(num_threads=3)]
 
 
 def test_goes_on_without_other_loaders_but_without_nobody_else():

@@ -14,6 +14,7 @@ from roles.whole_job import WholeJob
 import msdata_jax as msd
 from msdata_jax.records import IMAGE_TOKEN
 from msdata_jax.roles import messages as m
+from msdata_jax.scaling import Shuffled
 
 NUM_STEPS = 10
 
@@ -112,7 +113,7 @@ def draw_kills(data: st.DataObject, ranks: tuple[int, ...], num_survivors: int) 
 
 
 @given(st.data())
-def test_the_same_steps_whoever_dies_and_wherever_it_goes_on(data: st.DataObject) -> None:
+def test_the_same_steps_whoever_reads_or_dies_and_wherever_it_goes_on(data: st.DataObject) -> None:
     kind, trainers = data.draw(st.sampled_from(sorted(GRAPHS))), data.draw(st.integers(1, 2))
     wanted, wanted_leaves = undisturbed(kind, trainers)
     num_steps = len(wanted[0])
@@ -120,6 +121,10 @@ def test_the_same_steps_whoever_dies_and_wherever_it_goes_on(data: st.DataObject
     if data.draw(st.booleans()):
         first = data.draw(st.integers(1, num_steps - 1))
         options["state"] = wanted_leaves[first - 1]
+    if data.draw(st.booleans()):
+        options["policy"] = Shuffled(
+            seed=data.draw(st.integers(0, 1000)), changes=data.draw(st.integers(1, 6))
+        )
     if data.draw(st.sampled_from([False, False, True])):
         first = options["skip_to"] = data.draw(st.integers(first, num_steps - 1))
     job = start(
@@ -145,6 +150,8 @@ def test_the_same_steps_whoever_dies_and_wherever_it_goes_on(data: st.DataObject
     for rank, (held, accounted) in job.held().items():
         assert held == accounted, rank
     assert job.unneeded() == set()
+    assert job.open_in_vain() == set()
+    assert not any(each.note for each in job.rounds), "a policy was switched off"
     job.leave()
     assert set(job.finished) == set(job.roles)
     assert {each["rank"] for each in job.finished[0].figures["lost"]} == job.dead

@@ -21,8 +21,12 @@ from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.roles.effects import Deliver, EndStream, Finish, Forget, Run, Send, Show
 from msdata_jax.roles.placement import Placement
 from msdata_jax.roles.planner import Planner
+from msdata_jax.roles.scaler import Scaling
 from msdata_jax.roles.source_loader import SourceLoader
 from msdata_jax.runtime.fields import row_formats
+from msdata_jax.scaling.decision_log import Round
+from msdata_jax.scaling.observation import Limits
+from msdata_jax.scaling.policy import ScalingPolicy, Steady
 from msdata_jax.sources.reader import SourceReader
 
 MOST_TURNS = 100_000
@@ -53,6 +57,29 @@ class Trainer:
         return step
 
 
+class Readers:
+    """The open sources of a loader."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.opened: dict[int, SourceReader] = {}
+
+    def open(self, source: int, isolate: bool) -> SourceReader:
+        if isolate or source not in self.opened:
+            name, recipe = self._recipe.source_names[source], self._recipe
+            reader = SourceReader(
+                name, source, recipe.sources[name], seed=recipe.seed, columns=recipe.columns
+            )
+            if isolate:
+                return reader
+            self.opened[source] = reader
+        return self.opened[source]
+
+    def close(self, source: int) -> None:
+        if source in self.opened:
+            self.opened.pop(source).close()
+
+
 class WholeJob:
     """A planner, loaders, shadows and constructors.
 
@@ -61,6 +88,7 @@ class WholeJob:
         placement: the ranks.
         rng: whose turn it is.
         state: leaves to go on from.
+        policy: moves work between loaders; asked at any moment.
         joining: fields of `Join`.
     """
 
@@ -70,15 +98,24 @@ class WholeJob:
         placement: Placement,
         rng: random.Random,
         state: Mapping[str, bytes] | None = None,
+        policy: ScalingPolicy | None = None,
         **joining: Any,
     ) -> None:
         self.recipe, self.placement, self.rng = recipe, placement, rng
         processes = len(placement.constructors)
         self.trainers = {rank: Trainer() for rank in placement.constructors}
-        self.planner = Planner(recipe, placement)
+        self.ticks = 0 if policy else None
+        self.rounds: list[Round] = []
+        scaling = Scaling(
+            policy=policy or Steady(), limits=Limits(max_threads=3), on_round=self.rounds.append
+        )
+        self.planner = Planner(recipe, placement, scaling=scaling)
         self.roles: dict[int, Any] = {placement.planner: self.planner}
-        self.roles |= {rank: SourceLoader(placement, self._open, source_names=recipe.source_names)
-                       for rank in placement.readers}  # fmt: skip
+        self.readers = {rank: Readers(recipe) for rank in placement.readers}
+        self.roles |= {
+            rank: SourceLoader(placement, self.readers[rank], source_names=recipe.source_names)
+            for rank in placement.readers
+        }
         joins = {
             rank: make_join(recipe, process, processes=processes, **joining)
             for process, rank in enumerate(placement.constructors)
@@ -104,12 +141,6 @@ class WholeJob:
                 )
             self._perform(rank, self.roles[rank].handle(rank, join))
 
-    def _open(self, source: int, isolate: bool) -> SourceReader:
-        name = self.recipe.source_names[source]
-        return SourceReader(
-            name, source, self.recipe.sources[name], seed=self.recipe.seed, columns=self.recipe.columns
-        )
-
     # --- turns ----------------------------------------------------------------------------------------------
 
     def _turns(self) -> list[tuple[str, Any]]:
@@ -129,6 +160,9 @@ class WholeJob:
         turns = self._turns()
         if not turns:
             return False
+        if self.ticks is not None and self.rng.random() < 0.2:
+            self.ticks += 1
+            self._perform(self.placement.planner, self.planner.tick(0.02 * self.ticks))
         kind, who = self.rng.choice(turns)
         if kind == "carry":
             sender, rank = who
@@ -231,6 +265,17 @@ class WholeJob:
             )
             for rank in self.placement.readers
             if rank not in self.dead
+        }
+
+    def open_in_vain(self) -> set[tuple[int, int]]:
+        """(loader, source) of sources that are open where the planner has no use for them."""
+        asked = self.planner._leasing._asked
+        return {
+            (rank, source)
+            for rank, readers in self.readers.items()
+            if rank not in self.dead
+            for source in readers.opened
+            if (source, rank) not in asked
         }
 
     def unneeded(self) -> set[tuple[int, tuple[int, int, int]]]:

@@ -1,0 +1,127 @@
+"""How many samples of each source the coming steps draw. Values only."""
+
+import numpy as np
+
+from msdata_jax.errors import RecipeError
+from msdata_jax.planning.mixing import Mixture
+
+_DECAY = 0.75
+"""What the demand of a step loses with each step that draws less."""
+_SMOOTHING = 0.2
+"""Weight of the newest step or block in moving averages."""
+_MARGIN = 1.25
+"""By how much the first draws of a source are over-estimated."""
+
+
+class Demand:
+    """What steps drew, and what follows for steps to come from the scheduled mixture.
+
+    Args:
+        mixture: of the strategy.
+        names: of the sources.
+
+    Attributes:
+        per_step: float64 `[sources]`, samples that a step draws at most, of late.
+        mean: the same, a moving average.
+    """
+
+    def __init__(self, mixture: Mixture, names: tuple[str, ...]) -> None:
+        self._mixture, self._names = mixture, names
+        self.per_step = np.zeros(len(names))
+        self.mean = np.zeros(len(names))
+        self._has_mean = False
+        self._step = 0  # whose weights `per_step` goes with
+        self._ahead: tuple[int, int, np.ndarray, np.ndarray] | None = None
+        self._tokens_per_step = 0.0
+        self._tokens = np.full(len(names), np.nan)  # of a sample, by source
+        self._units = np.full(len(names), np.nan)  # of what the mixture counts
+
+    def composed(self, step: int, drawn: np.ndarray) -> None:
+        """A step drew int64 `[sources]` samples."""
+        self.per_step = np.maximum(_DECAY * self.per_step, drawn)
+        self._step, self._ahead = step, None
+        weight = _SMOOTHING if self._has_mean else 1.0
+        self.mean += weight * (drawn - self.mean)
+        tokens = float((drawn * _filled(self._tokens)).sum())
+        self._tokens_per_step += weight * (tokens - self._tokens_per_step)
+        self._has_mean = True
+
+    def at_least(self, source: int, samples: float) -> None:
+        """Steps are larger than was thought."""
+        if samples > self.per_step[source]:
+            self.per_step[source], self._ahead = samples, None
+
+    def read(self, source: int, infos: np.ndarray) -> None:
+        """SampleInfo records of a source."""
+        if not len(infos):
+            return
+        unit = self._mixture.unit
+        units = 1.0 if unit == "samples" else float(infos[unit].mean())
+        for means, value in ((self._tokens, float(infos["tokens"].mean())), (self._units, units)):
+            known = not np.isnan(means[source])
+            means[source] = means[source] + _SMOOTHING * (value - means[source]) if known else value
+
+    def ahead(self, step: int, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """What `num_steps` steps from `step` on are likely to draw.
+
+        They are fewer from a step on to which a function gives no proper weights: composing it says so.
+
+        Returns:
+            bool `[sources]`, those with a weight in any of them; float64 `[steps, sources]`, samples that
+            they draw up to each.
+        """
+        if self._ahead is None or self._ahead[:2] != (step, num_steps):
+            has_weight = np.zeros(len(self._names), dtype=bool)
+            draws: list[np.ndarray] = []
+            before = self._expected(self._weights(self._step))
+            for each in range(step, step + num_steps):
+                weights = self._weights(each)
+                if weights is None:
+                    break
+                has_weight |= weights > 0
+                draws.append(np.where(weights > 0, self._scaled(before, self._expected(weights)), 0.0))
+            cumulated = np.cumsum(np.reshape(draws, (len(draws), len(self._names))), axis=0)
+            self._ahead = step, num_steps, has_weight, cumulated
+        return self._ahead[2:]
+
+    def _scaled(self, before: np.ndarray, there: np.ndarray) -> np.ndarray:
+        """What a step draws at most, from what one with other weights does."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(
+                before > 0, self.per_step * there / before, np.maximum(self.per_step, _MARGIN * there)
+            )
+
+    def most(self, steps: list[int]) -> np.ndarray:
+        """float64 `[sources]`, what the one of these steps that draws most of a source is likely to draw."""
+        here = self._expected(self._weights(self._step))
+        most = np.zeros(len(self._names))
+        for step in steps:
+            weights = self._weights(step)
+            if weights is None:
+                break
+            there = self._expected(weights)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                scaled = np.where((here > 0) & (self.mean > 0), self.mean * there / here, there)
+            most = np.maximum(most, np.where(weights > 0, scaled, 0.0))
+        return most
+
+    def _weights(self, step: int) -> np.ndarray | None:
+        try:
+            return self._mixture.weights_at(step, self._names)
+        except RecipeError:
+            return None
+
+    def _expected(self, weights: np.ndarray | None) -> np.ndarray:
+        """Samples of a step with these weights, so many that its tokens are as many as of late."""
+        if weights is None:
+            return np.zeros(len(self._names))
+        counts = weights / _filled(self._units)
+        tokens = float((counts * _filled(self._tokens)).sum())
+        return counts * (self._tokens_per_step / tokens) if tokens > 0 else counts * 0.0
+
+
+def _filled(means: np.ndarray) -> np.ndarray:
+    """Means of sources, those that are not known like the others; 1 where none is known."""
+    known = means[~np.isnan(means)]
+    filled = np.where(np.isnan(means), known.mean() if len(known) else 1.0, means)
+    return np.maximum(filled, 1e-9)
