@@ -1,10 +1,10 @@
-"""Memory and open files of loader ranks that serve hundreds of sources in four formats, over two epochs.
+"""Memory and open files of loader ranks that serve hundreds of sources in four formats, over three epochs.
 
 The job is real: under mpiexec 1 planner, 4 loaders and 1 training process take all samples of all sources
-twice, mixed evenly. The sources are Parquet, JSON Lines, tar and ArrayRecord in turn, of two files each; they
-hold text of Python's standard library, and bytes count as tokens. About 20 times an epoch the training
-process looks at each loader: its PSS, and how many data files it has open. The job runs with a quarter, half
-and all of the sources, which gives the growth per source.
+three times, mixed evenly. The sources are Parquet, JSON Lines, tar and ArrayRecord in turn, of two files
+each; they hold text of Python's standard library, and bytes count as tokens. About 20 times an epoch the
+training process looks at each loader: its PSS, and how many data files it has open. The job runs with a
+quarter, half and all of the sources, which gives the growth per source.
 
 A loader keeps at most MSDATA_OPEN_FILES (64) data files open; the run fails where one has more.
 """
@@ -36,7 +36,7 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def measure(
-    numbers: Sequence[int], loaders: int, *, docs_per_source: int, epochs: int = 2, looks_per_epoch: int = 20
+    numbers: Sequence[int], loaders: int, *, docs_per_source: int, epochs: int = 3, looks_per_epoch: int = 20
 ) -> dict[str, Any]:
     """The job with each of the numbers of sources.
 

@@ -41,10 +41,12 @@ OPEN_SECONDS = 300.0
 """How long a source may take beyond what it is measured for: to open, and for the read that is under way."""
 
 _PLACES = 4
-_ROUNDS = 4
+_ROUNDS = 6
 _ROUND_SECONDS = 0.05
 _MOST_AGAIN = 1000
 _SWITCH_SECONDS = 0.0005
+_MOST_WAITED = 0.25
+"""Part of the time that threads may wait for a CPU, where what they do is to tell how they get on."""
 _MOST_MODULES = 20000
 _CODEC_SECONDS = 0.05
 
@@ -427,28 +429,33 @@ def _send_seconds(samples: Sequence[Sample]) -> float:
 
 
 def _lock_share(reader: Reader, walk: _Walk, seconds: float) -> float | None:
-    """How much two threads that read at the same time hinder one another; None where there is too little.
+    """How much two threads that read at the same time hinder one another.
 
-    Both sides read the same positions. Alone they take what they take; together each takes as long again as
-    it waits for the other.
+    One thread reads some positions, then two share them: that takes half as long, or as long again where one
+    waits for the other all the time. The quietest of several rounds tells; None where other processes left
+    too little of the CPUs to tell by, or where there is too little to read.
     """
     lists = _pieces_of_two(reader, walk, seconds)
     if not all(lists):
         return None
     sys.setswitchinterval(_SWITCH_SECONDS)  # turns that are short beside what is timed; this process is ours
-    alone = together = float("inf")
+    alone, rounds = float("inf"), []
     begin = time.monotonic()
     for number in range(_ROUNDS):
-        alone = min(alone, _read_together(reader, [[*lists[0], *lists[1]]]))
-        together = min(together, _read_together(reader, lists))
+        took, waited = _read_together(reader, [[*lists[0], *lists[1]]])
+        alone = min(alone, took - waited)
+        rounds.append(_read_together(reader, lists)[::-1])
         if number and time.monotonic() - begin > seconds:
             break
-    return min(max(together / max(alone, 1e-12) - 1, 0.0), 1.0)
+    waited, together = min(rounds)
+    if waited > _MOST_WAITED * alone:
+        return None
+    return min(max(2 * together / max(alone, 1e-12) - 1, 0.0), 1.0)
 
 
 def _pieces_of_two(reader: Reader, walk: _Walk, seconds: float) -> tuple[list[range], list[range]]:
     """Positions for each of two threads, in turn, long enough to be timed where there are as many."""
-    wanted = min(_ROUND_SECONDS, seconds / (4 * _ROUNDS))
+    wanted = min(_ROUND_SECONDS, seconds / 16)
     each = max(1, min(int(wanted / max(walk.piece_seconds, 1e-9)), 64))
     first, size = walk.start_of_last(), walk.size
     room = reader.num_records - first
@@ -461,28 +468,29 @@ def _pieces_of_two(reader: Reader, walk: _Walk, seconds: float) -> tuple[list[ra
     return pieces[:even:2] * min(again, _MOST_AGAIN), pieces[1:even:2] * min(again, _MOST_AGAIN)
 
 
-def _read_together(reader: Reader, lists: Sequence[Sequence[range]]) -> float:
-    """Seconds since all threads could begin until each had read its list, added up.
+def _read_together(reader: Reader, lists: Sequence[Sequence[range]]) -> tuple[float, float]:
+    """Seconds from when all threads could begin until the last has read its list.
 
-    Waiting for a CPU counts: the waits for Python's lock cannot be told from it. The least of several rounds is
-    that of a quiet moment.
+    And those for which threads waited for a CPU, added up.
     """
     begin: list[float] = []
     ready = threading.Barrier(len(lists), action=lambda: begin.append(time.perf_counter()))
-    seconds = [float("inf")] * len(lists)
+    ends, waits = [float("inf")] * len(lists), [0.0] * len(lists)
 
     def read(number: int) -> None:
+        waited = _waited_for_cpu()
         ready.wait(OPEN_SECONDS)
         for piece in lists[number]:
             reader.read_block(piece.start, piece.stop)
-        seconds[number] = time.perf_counter() - begin[0]
+        ends[number] = time.perf_counter()
+        waits[number] = _waited_for_cpu() - waited
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(len(lists))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(seconds)
+    return max(ends) - begin[0], sum(waits)
 
 
 # --- memory -----------------------------------------------------------------------------------------------

@@ -149,11 +149,19 @@ class Recipe:
                 )
         if not 0 <= self.seed < 2**63:
             raise RecipeError(f"seed is between 0 and 2**63 - 1, got {self.seed}")
-        if self.scaling is not None and not callable(getattr(self.scaling, "decide", None)):
-            raise RecipeError(
-                f"scaling is a policy such as msdata_jax.scaling.Hysteresis(), got {self.scaling!r}"
-            )
+        self._check_scaling()
         self.strategy.check(self.source_names, self.columns)
+
+    def _check_scaling(self) -> None:
+        if self.scaling is None:
+            return
+        seconds = [getattr(self.scaling, f"{name}_seconds", None) for name in ("interval", "lookahead")]
+        finite = all(isinstance(each, int | float) and 0 <= each < float("inf") for each in seconds)
+        if not callable(getattr(self.scaling, "decide", None)) or not finite:
+            raise RecipeError(
+                "scaling is a policy such as msdata_jax.scaling.Hysteresis(): it has `decide`, and "
+                f"interval_seconds and lookahead_seconds, finite and not negative; got {self.scaling!r}"
+            )
 
     @property
     def source_names(self) -> tuple[str, ...]:

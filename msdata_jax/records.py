@@ -71,8 +71,8 @@ class Block:
         verdicts: reasons by position, of every verdict by luck that this block rests on, whether it was given
             or found. Under `replace` some may be behind `stop`: tried as a substitute and failed. The block
             read again with them is equal.
-        read_seconds: that getting the records took, the rest of a block's time being their transforms; 0 where
-            it is not known. Not part of what the block is.
+        read_seconds: that getting the records took, the rest of a block's time being their transforms; 0
+            where it is not known. Not part of what the block is.
     """
 
     start: int

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +23,7 @@ from msdata_jax.roles.effects import Forget
 from msdata_jax.roles.placement import Placement, placement_from_groups
 from msdata_jax.roles.watching import Watch
 from msdata_jax.runtime import wire
+from msdata_jax.runtime.allocators import keep_little
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.ear import Ear
 from msdata_jax.runtime.job import SHOW_SECONDS, join_job, leave_job, lost_ranks
@@ -75,6 +76,7 @@ def serve(  # noqa: PLR0913 - keyword-only, each with a default
         LaunchError: the ranks form no job.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the GPUs are the trainers'; transforms may load libraries
+    keep_little(num_threads)
     loaded = _attempt(load)
     limits = limits or TimeLimits()
     mpi = join_job(role, limits.start_seconds)
@@ -95,6 +97,7 @@ def serve(  # noqa: PLR0913 - keyword-only, each with a default
                     watching, loaded, placement, dict(enumerate(mpi.hosts)), on_alarm=show_alarm
                 )
             observer = observe(watching, mpi.endpoint.rank, placement, monitor.measured if monitor else None)
+            scale = _fitting(scale, loaded, placement)
             seen_by = _SeenBy(recorder=recorder, monitor=monitor, observer=observer, scale=scale)
             figures = _plan(loaded, placement, mpi.endpoint, limits, show, seen_by)
         else:
@@ -118,6 +121,19 @@ def serve(  # noqa: PLR0913 - keyword-only, each with a default
         _end_badly(mpi)
     leave_job(mpi, lost_ranks(figures))
     return 0
+
+
+def _fitting(scale: ScaleOptions, recipe: Recipe, placement: Placement) -> ScaleOptions:
+    """The options, without a partition that is for other sources or another number of loaders."""
+    if scale.partition is None:
+        return scale
+    why = scale.partition.why_not(recipe.source_names, len(placement.loaders))
+    if not why:
+        return scale
+    print(  # noqa: T201
+        f"msdata: the partition is ignored: {why}; sources are shared out evenly", file=sys.stderr, flush=True
+    )
+    return replace(scale, partition=None)
 
 
 @dataclass(frozen=True, kw_only=True)

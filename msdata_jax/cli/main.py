@@ -11,6 +11,7 @@ from msdata_jax.errors import MSDataError
 _COMMANDS = {
     "launch": "Start a job: planner, loaders and trainers, on this machine or in a Slurm allocation.",
     "serve": "Be one rank of a job: planner, loader, or trainer.",
+    "profile": "Measure what each source costs: time, threads, bytes and memory.",
     "plan": "Dry run: what a recipe's steps look like on a mesh, and what to change.",
     "inspect": "Ask a plan log, a checkpoint, or the record of a run.",
     "report": "Make one HTML page of a recorded job: how it went, and what it waited for.",
@@ -20,9 +21,9 @@ _COMMANDS = {
     "bench": "Run a benchmark and print its rows.",
     "completion": "Print what bash, zsh or fish reads to complete commands and options.",
 }
-_MODULES = {"inspect": "inspect_log", "trace": "trace_run"}
+_MODULES = {"inspect": "inspect_log", "profile": "profile_sources", "trace": "trace_run"}
 """Modules not called like their command: a script of that folder would import ours in place of Python's."""
-_WITHOUT_JAX = ("launch", "serve", "plan", "inspect")
+_WITHOUT_JAX = ("launch", "serve", "profile", "plan", "inspect")
 """Commands that load a recipe as a data rank does."""
 
 

@@ -187,6 +187,67 @@ def scaling(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with_options(command, _scaling)
 
 
+partition = click.option(
+    "--partition",
+    default="auto",
+    show_default=True,
+    metavar="auto|off|FILE",
+    help="Loaders, threads and who reads what: auto as the profile beside the recipe (msdata profile) "
+    "suggests, where there is one; or a FILE of msdata plan --resources --write.",
+)
+step_seconds = click.option(
+    "--step-seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds of a training step, which data should keep up with.  [default: as fast as CPUs allow]",
+)
+_resources = (
+    click.option("--resources", is_flag=True, help="Say how many loaders and threads, and who reads what."),
+    click.option(
+        "--profile",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Of the sources, by msdata profile.  [default: RECIPE.profile.json beside the recipe]",
+    ),
+    step_seconds,
+    click.option(
+        "--cpus",
+        type=click.FloatRange(0, min_open=True),
+        help="That loaders may keep busy.  [default: those of this machine]",
+    ),
+    click.option("--memory", type=ByteSize(), help="Of all loaders, such as 8GB.  [default: no limit]"),
+    click.option("--loaders", type=click.IntRange(1, 4096), help="Exactly so many.  [default: as it takes]"),
+    click.option(
+        "--max-loaders", default=64, show_default=True, type=click.IntRange(1, 4096), help="At most so many."
+    ),
+    click.option("--threads", type=click.IntRange(1, 256), help="Of each loader.  [default: as it takes]"),
+    click.option("--shadows", type=click.IntRange(0), help="Spare loaders.  [default: 1 beside 8 or more]"),
+    click.option(
+        "--buffer",
+        default="256MiB",
+        show_default=True,
+        type=ByteSize(),
+        help="buffer_bytes_per_loader of the job's DataLoader.",
+    ),
+    click.option(
+        "--headroom",
+        default=1.25,
+        show_default=True,
+        type=click.FloatRange(1, 100),
+        help="Plan for so many times the mean need.",
+    ),
+    click.option("--run-steps", type=click.IntRange(1), help="Steps over which the mixture is looked at."),
+    click.option(
+        "--write",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write it to a file, for msdata launch --partition FILE.",
+    ),
+)
+
+
+def resources(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `msdata plan --resources`."""
+    return _with_options(command, _resources)
+
+
 def showing(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `showing.Showing`."""
     return _with_options(command, _showing)

@@ -10,19 +10,26 @@ from typing import Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 
+from msdata_jax.cli import options
 from msdata_jax.cli.advice import advise
+from msdata_jax.cli.json_files import write_json
 from msdata_jax.cli.outputs import PICTURES, check_output, write_output
 from msdata_jax.cli.plan_figures import DryRunFigures, as_json, gather
 from msdata_jax.cli.recipes import load_recipe
+from msdata_jax.cli.resources import as_json as resources_as_json
+from msdata_jax.cli.resources import choose, profile_path, read_profile, show_partition
 from msdata_jax.cli.tables import make_console, make_table
 from msdata_jax.dry_run import DryRun, PlannedStep
 from msdata_jax.errors import PlanError, RecipeError
 from msdata_jax.lineage.plan_log import PlanLogWriter, check_new
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.planning.place_tree import MeshLayout
+from msdata_jax.profiling import num_cpus
 from msdata_jax.recipe import Recipe
 from msdata_jax.runtime.fields import layout_without_mesh
+from msdata_jax.scaling.partition import Budget
 
 MOST_STEPS_SHOWN = 16
 MOST_DEVICES = 2**20
@@ -47,6 +54,7 @@ MOST_DEVICES = 2**20
     "--log", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan log, for msdata inspect."
 )
 @click.option("--json", "as_json_object", is_flag=True, help="Print one JSON object.")
+@options.resources
 def command(  # noqa: PLR0917 - click calls it by name
     recipe: Path,
     mesh: str | None,
@@ -56,6 +64,8 @@ def command(  # noqa: PLR0917 - click calls it by name
     draw: Path | None,
     log: Path | None,
     as_json_object: bool,
+    resources: bool,
+    **asked: Any,
 ) -> int:
     """Plan the first steps of RECIPE and say what they look like. No MPI, no JAX, no accelerator.
 
@@ -66,7 +76,16 @@ def command(  # noqa: PLR0917 - click calls it by name
     msdata plan recipe.py --mesh dp=8,tp=4 --steps 50 --plot plan.png
     msdata plan recipe.py --mesh dp=64,cp=2 --json
     msdata plan recipe.py --draw strategy.png
+
+    With --resources it plans no step: from what `msdata profile` has measured it says how many loaders and
+    threads the sources take for the rate wanted, who reads what, and what limits the rate.
+
+    \b
+    msdata plan recipe.py --resources --step-seconds 0.5 --cpus 16 --memory 8GB
     """
+    _refuse_what_does_not_go_together(resources)
+    if resources:
+        return plan_resources(recipe, as_json_object=as_json_object, **asked)
     check_output(plot, "--plot", PICTURES)
     check_output(draw, "--draw", (*PICTURES, ".mmd"))
     if log is not None:
@@ -90,6 +109,63 @@ def command(  # noqa: PLR0917 - click calls it by name
     if draw is not None:
         written.append(write_output(draw, lambda: _draw_strategy(loaded, layout, draw)))
     return 0 if all(written) else 1
+
+
+def plan_resources(
+    path: Path,
+    *,
+    as_json_object: bool,
+    profile: Path | None,
+    step_seconds: float | None,
+    cpus: float | None,
+    memory: int | None,
+    buffer: int,
+    run_steps: int | None,
+    write: Path | None,
+    **bounds: Any,
+) -> int:
+    """Print a partition, and write it where that is asked for. Gives the exit status."""
+    check_output(write, "--write", (".json",))
+    recipe = load_recipe(path)
+    given = profile or profile_path(path)
+    if not given.is_file():
+        raise RecipeError(f"there is no profile {given}: run `msdata profile {path}` first, or say --profile")
+    budget = Budget(
+        steps_per_second=None if step_seconds is None else 1 / step_seconds,
+        cpus=num_cpus() if cpus is None else cpus,
+        memory_bytes=memory,
+        buffer_bytes=buffer,
+        **bounds,
+    )
+    chosen = choose(recipe, read_profile(given), budget, run_steps)
+    for warning in chosen.warnings:
+        click.echo(f"msdata: {warning}", err=True)
+    if as_json_object:
+        click.echo(json.dumps(resources_as_json(chosen.partition, chosen.warnings), indent=2))
+    else:
+        show_partition(chosen.partition)
+    if write is None:
+        return 0
+    return int(not write_output(write, lambda: write_json(write, chosen.partition.to_json())))
+
+
+def _refuse_what_does_not_go_together(resources: bool) -> None:
+    """Raise UsageError where options of the one question are given with the other."""
+    context = click.get_current_context()
+    of_resources = {
+        *("profile", "step_seconds", "cpus", "memory", "loaders", "max_loaders", "threads", "shadows"),
+        *("buffer", "headroom", "run_steps", "write"),
+    }
+    of_steps = {"mesh", "processes", "steps", "plot", "draw", "log"}
+    given = {
+        each.name: each.opts[0]
+        for each in context.command.params
+        if each.name and context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE
+    }
+    wrong = sorted(given[name] for name in given if name in (of_steps if resources else of_resources))
+    if wrong:
+        way_out = "leave --resources out" if resources else "say --resources"
+        raise click.UsageError(f"{', '.join(wrong)}: {way_out}, or leave them out")
 
 
 def parse_mesh(text: str, num_processes: int = 1) -> MeshLayout:

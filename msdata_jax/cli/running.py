@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -61,6 +62,7 @@ def run_until_done(
     environ: Mapping[str, str] = os.environ,
     spread: Spread | None = None,
     showing: Showing = Showing(),  # noqa: B008 - frozen
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run mpiexec with a run folder; on an interrupt, SIGTERM or SIGHUP end all ranks. Gives the exit status.
 
@@ -74,6 +76,7 @@ def run_until_done(
         environ: for it.
         spread: what a job on several hosts needs beside.
         showing: what to show of it.
+        files: names and texts of files that the ranks find in the run folder.
 
     Raises:
         LaunchError: there is no room for a run folder.
@@ -83,6 +86,8 @@ def run_until_done(
         try:
             fresh = SharedRunFolder.fresh(spread.parent, spread.name) if spread else RunFolder.temporary()
             folder = stack.enter_context(fresh)
+            for name, text in files.items():
+                Path(folder.path, name).write_text(text)
         except OSError as error:
             way_out = (
                 "say --run-folder with one that all nodes see" if spread else "set TMPDIR to one with room"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from msdata_transport import RunFolder
 from msdata_transport.launch import (
     has_guard,
     has_pmi,
@@ -21,12 +22,14 @@ from msdata_transport.shared_folder import VARIABLE as SHARED_VARIABLE
 from msdata_jax.cli import options
 from msdata_jax.cli.rank_log import begin_log
 from msdata_jax.cli.recipes import load_recipe
-from msdata_jax.errors import LaunchError
+from msdata_jax.cli.resources import PARTITION_FILE, RUN, read_partition
+from msdata_jax.errors import LaunchError, RecipeError
 from msdata_jax.roles.placement import parse_roles, role_of_rank
 from msdata_jax.runtime.ending import write_whole_lines
 from msdata_jax.runtime.job import ROLE_VARIABLE, SHOW_SECONDS
 from msdata_jax.runtime.monitoring import Watching
 from msdata_jax.runtime.scaling import PolicyName, ScaleOptions
+from msdata_jax.scaling.partition import Partition
 
 NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- train.py [args]"
 
@@ -46,6 +49,11 @@ NO_SCRIPT = "training ranks need their script: msdata serve ... recipe.py -- tra
 @options.plan_log
 @options.log_dir
 @options.scaling
+@click.option(
+    "--partition",
+    metavar="FILE",
+    help="Who reads what at first, by msdata plan --resources --write; `run` for what msdata launch left.",
+)
 @options.watching
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.argument("train", nargs=-1, type=click.UNPROCESSED)
@@ -63,6 +71,7 @@ def command(  # noqa: PLR0917 - click calls it by name
     scaling: PolicyName,
     max_threads: int | None,
     loader_memory: int,
+    partition: str | None,
     **watching: Any,
 ) -> int:
     """Be one rank of a job.
@@ -113,9 +122,26 @@ def command(  # noqa: PLR0917 - click calls it by name
         plan_log=plan_log,
         watching=watched,
         scale=ScaleOptions(
-            policy=scaling, threads=threads, max_threads=max_threads, loader_memory=loader_memory
+            policy=scaling,
+            threads=threads,
+            max_threads=max_threads,
+            loader_memory=loader_memory,
+            partition=_find_partition(partition) if partition and role == "planner" else None,
         ),
     )
+
+
+def _find_partition(given: str) -> Partition | None:
+    """The partition of a file; None, and a word on stderr, where it cannot be used: the job runs without."""
+    path = Path(given)
+    if given == RUN:
+        folder = RunFolder.from_environment()
+        path = Path(folder.path if folder else ".", PARTITION_FILE)
+    try:
+        return read_partition(path)
+    except RecipeError as error:
+        click.echo(f"msdata: {error}; sources are shared out evenly", err=True)
+        return None
 
 
 def _check_start(roles: str, train: tuple[str, ...]) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from msdata_jax.cli.resources import show_partition
 from msdata_jax.cli.tables import make_console, make_table
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import parse_roles
+from msdata_jax.scaling.partition import Partition
 
 MOST_ROWS = 40
 MOST_NAMES = 8
@@ -58,10 +60,13 @@ def describe_recipe(path: Path, recipe: Recipe) -> str:
     )
 
 
-def show(path: Path, recipe: Recipe, rows: Sequence[dict[str, str]]) -> None:
-    """Print both on stderr, which leaves stdout to the command."""
+def show(path: Path, recipe: Recipe, rows: Sequence[dict[str, str]], made: Partition | None = None) -> None:
+    """Print all on stderr, which leaves stdout to the command; with a partition, which source is whose."""
     click.echo(describe_recipe(path, recipe), err=True)
     console = make_console(stderr=True)
     console.print(make_table(rows[:MOST_ROWS], texts=("rank", "node", "role", "")))
     if len(rows) > MOST_ROWS:
         console.print(f"and {len(rows) - MOST_ROWS} more rows")
+    if made is not None:
+        console.print()
+        show_partition(made, stderr=True)

@@ -237,7 +237,10 @@ def _busy_loaders(window: Window, name: str, whose: str, cause: Callable[..., Ca
     spent = sum(window.spent(rank, "read", "transform") for rank in known)
     own = read[index] + transform[index]
     others = [a + b for a, b in zip(read, transform, strict=True)]
-    others[index] = 0.0
+    # Other loaders may have read more of another source; that one is not in the way.
+    others = [
+        seconds if at != index and seconds <= spent + 1e-3 else 0.0 for at, seconds in enumerate(others)
+    ]
     if spent > 0 and own < MOSTLY * spent and max(others) > 0:
         other = window.last.names[others.index(max(others))]
         return cause(

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from msdata_jax.observing.files import Ring
+
 SOURCE_FIGURES = ("blocks", "samples", "tokens", "bytes", "bad", "read_seconds", "transform_seconds")
 """What loaders count of each source, in this order: what they read, whether it was delivered or not."""
 MOST_SOURCES = 1000
@@ -34,7 +36,7 @@ class Monitor:
         num_sources: of the recipe.
         sinks: get each line.
         clock: seconds since the epoch.
-        on_decided: takes decisions of scaling.
+        decisions: a log of decisions of scaling; None for none.
     """
 
     def __init__(
@@ -42,9 +44,9 @@ class Monitor:
         num_sources: int,
         sinks: Sequence[Sink],
         clock: Callable[[], float] = time.time,
-        on_decided: Callable[[Mapping[str, Any]], object] = lambda decided: None,
+        decisions: Ring | None = None,
     ) -> None:
-        self.decided = on_decided
+        self._decisions = decisions
         self._sinks, self._clock, self._begun_at = tuple(sinks), clock, clock()
         self._ranks: dict[int, Mapping[str, Any]] = {}
         self._by_rank: dict[tuple[int, int], np.ndarray] = {}
@@ -74,9 +76,14 @@ class Monitor:
             sink.write(line)
 
     def close(self) -> None:
-        """Close the sinks."""
-        for sink in self._sinks:
-            sink.close()
+        """Close the sinks and the log."""
+        for each in (*self._sinks, *([self._decisions] if self._decisions else [])):
+            each.close()
+
+    def decided(self, decided: Mapping[str, Any]) -> None:
+        """Write a round of scaling down (`scaling.decision_log.Round.to_plain`)."""
+        if self._decisions:
+            self._decisions.write([decided])
 
     def _sources(self) -> dict[str, list[float]]:
         """Columns, in the order of the status's."""

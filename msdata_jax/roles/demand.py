@@ -9,6 +9,8 @@ _DECAY = 0.75
 """What the demand of a step loses with each step that draws less."""
 _SMOOTHING = 0.2
 """Weight of the newest step or block in moving averages."""
+_MOST = 2.0
+"""A step draws at most so many times what its weights say, or what steps drew."""
 _MARGIN = 1.25
 """By how much the first draws of a source are over-estimated."""
 
@@ -56,7 +58,7 @@ class Demand:
         if not len(infos):
             return
         unit = self._mixture.unit
-        units = 1.0 if unit == "samples" else float(infos[unit].mean())
+        units = 1.0 if unit == "samples" else float(np.maximum(infos[unit], 1).mean())
         for means, value in ((self._tokens, float(infos["tokens"].mean())), (self._units, units)):
             known = not np.isnan(means[source])
             means[source] = means[source] + _SMOOTHING * (value - means[source]) if known else value
@@ -87,9 +89,11 @@ class Demand:
     def _scaled(self, before: np.ndarray, there: np.ndarray) -> np.ndarray:
         """What a step draws at most, from what one with other weights does."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(
+            scaled = np.where(
                 before > 0, self.per_step * there / before, np.maximum(self.per_step, _MARGIN * there)
             )
+        # A source that has drawn one sample by a tiny weight says little of what a large one draws.
+        return np.minimum(scaled, np.maximum(self.per_step, _MOST * there))
 
     def most(self, steps: list[int]) -> np.ndarray:
         """float64 `[sources]`, what the one of these steps that draws most of a source is likely to draw."""
@@ -102,6 +106,7 @@ class Demand:
             there = self._expected(weights)
             with np.errstate(divide="ignore", invalid="ignore"):
                 scaled = np.where((here > 0) & (self.mean > 0), self.mean * there / here, there)
+            scaled = np.minimum(scaled, np.maximum(self.mean, _MOST * there))
             most = np.maximum(most, np.where(weights > 0, scaled, 0.0))
         return most
 

@@ -117,6 +117,8 @@ class Leasing:
         source = message.source
         if (source, sender) in self._widening:
             return self._widened(sender, message)
+        if (source, sender) not in self._asked:
+            return []  # it was told to close it meanwhile
         self._opened.add((source, sender))
         rank, first = self._first_opened.setdefault(source, (sender, message))
         if _data_of(first) != _data_of(message):
@@ -130,7 +132,9 @@ class Leasing:
 
     def widen(self, source: int, rank: int) -> list[Effect]:
         """Lease a source to one more loader, as soon as that has opened it."""
-        if rank not in self._readers or rank in self._affinity[source] or (source, rank) in self.refused:
+        if rank not in self._readers or (source, rank) in self.refused:
+            return []
+        if rank in self._affinity[source] or (source, rank) in self._asked - self._opened:
             return []
         self._asked.add((source, rank))
         self._widening.add((source, rank))
@@ -144,6 +148,8 @@ class Leasing:
         error = message.error
         if not error and _data_of(first) != _data_of(message):
             error = f"it is not the same there: {_data_text(message)}, not {_data_text(first)}"
+        if error and rank in self._affinity[source]:  # since all others are lost
+            raise LaunchError(f"source {self._names[source]!r} cannot be read on rank {rank}: {error}")
         if error:
             self._asked.discard((source, rank))
             self.refused[source, rank] = error
@@ -159,6 +165,7 @@ class Leasing:
         if rank not in loaders or len(loaders) == 1:
             return []
         loaders.remove(rank)
+        self._widening.discard((source, rank))
         if rank == self._shadow_of(source):
             return []
         self._asked.discard((source, rank))
@@ -397,12 +404,16 @@ class Leasing:
         return effects
 
     def _successor(self, source: int) -> int:
-        """Who reads a source whose loaders are lost: its shadow, else the loader with the fewest sources."""
+        """Who reads a source whose loaders are lost: its shadow, else the loader with the fewest sources.
+
+        One that could not open it, or has not yet, only where there is no other.
+        """
         shadow = self._shadow_of(source)
         if shadow is not None:
             return shadow
         load = Counter(loader for loaders in self._affinity for loader in loaders)
-        return min(self._readers, key=lambda rank: (load[rank], rank))
+        unfit = self._widening | self.refused.keys()
+        return min(self._readers, key=lambda rank: ((source, rank) in unfit, load[rank], rank))
 
     # --- forgetting -------------------------------------------------------------------------------------
 

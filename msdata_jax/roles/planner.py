@@ -25,6 +25,8 @@ from msdata_jax.roles.standing import Standing
 from msdata_jax.roles.tally import Tally
 from msdata_jax.roles.watching import Watch
 
+MOST_LEASES = 1024
+"""Blocks of a source that are leased at once; more follow when some of them are read."""
 START_SECONDS = 600.0
 """Time for every rank to come and every source to open."""
 
@@ -326,7 +328,8 @@ class Planner:
             self._wanted, self._wanted_ahead = composed.source, 1 + len(stream.ahead) * 9 // 8
             self._lacking = composed.source
             # Steps are larger than was thought: lease twice what is known, so that a first step starts soon.
-            self._demand.at_least(composed.source, 2 * len(stream.ahead) / (1 + self._steps_ahead))
+            steps = max(self._num_steps_to_read_for(), 1)
+            self._demand.at_least(composed.source, 2 * len(stream.ahead) / steps)
             return None
         if isinstance(composed, EndOfData):
             return self._end(step, "")
@@ -413,7 +416,7 @@ class Planner:
         for source in np.flatnonzero(has_weight).tolist():
             stream, is_wanted = self._leasing.streams[source], source == self._wanted
             needed = max(1.0, float(draws[-1, source]), self._wanted_ahead if is_wanted else 0)
-            while True:
+            for _ in range(MOST_LEASES):
                 urgent = nothing_to_release and is_wanted and stream.num_leased_positions == 0
                 known = len(stream.ahead) + stream.num_leased_positions
                 if not urgent and known >= needed:

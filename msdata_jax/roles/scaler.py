@@ -1,5 +1,6 @@
 """Shows a policy what the planner knows, and turns what it decides into messages."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -163,7 +164,8 @@ class Scaler:
         if not observation.loaders:
             return []
         try:
-            decisions, self._memory = self._policy.decide(observation, before)
+            decisions, memory = self._policy.decide(observation, before)
+            self._memory = json.loads(json.dumps(memory))  # so that it can be written down and read again
             for decision in decisions:
                 note = broken_rule(decision, observation, done)
                 if note:

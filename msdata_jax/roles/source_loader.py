@@ -116,6 +116,8 @@ class SourceLoader:
         self._all_readers, self._process, self._saved_blocks = readers, process, saved_blocks
         self._opening: set[int] = set()
         self._to_close: set[int] = set()  # when nothing of them is being read any more
+        self._closed: set[int] = set()  # of which samples may be left
+        self._widened: set[int] = set()  # opened in this session beside what it began with
         self._saves = 0  # under way, which look at readers
         self._read_blocks: dict[tuple[int, int], m.BlockRead] = {}  # without samples, for checkpoints
         self._num_at_hand = 0
@@ -180,13 +182,19 @@ class SourceLoader:
                 self._close_unread()
                 return []
             case m.OpenSource():
-                self._to_close.discard(message.source)
+                self._want(message.source)
                 self._opening.add(message.source)
+                if message.may_fail:
+                    self._widened.add(message.source)
                 return [Run(call=partial(self._open, message))]
             case m.Lease():
-                self._to_close.discard(message.source)
+                self._want(message.source)
                 reading = self._reading[message.source, message.start] = _Reading(message)
                 return [Run(call=partial(self._read, reading), due=message.due)]
+
+    def _want(self, source: int) -> None:
+        self._to_close.discard(source)
+        self._closed.discard(source)
 
     def _close_unread(self) -> None:
         """Close the sources that are to be closed and that no thread is at."""
@@ -195,6 +203,7 @@ class SourceLoader:
         at_work = self._opening | {source for source, _ in self._reading}
         for source in sorted(self._to_close - at_work):
             self._to_close.discard(source)
+            self._closed.add(source)
             self._readers.pop(source, None)
             self._all_readers.close(source)
 
@@ -211,6 +220,7 @@ class SourceLoader:
                 return self._tell(message)
             case m.BlocksSaved():
                 self._saves -= 1
+                self._to_close |= self._closed & set(self._readers)  # it looked at them
                 self._close_unread()
                 return self._tell(message)
             case m.Lost() if message.rank in self._others:
@@ -377,7 +387,9 @@ class SourceLoader:
         return [effect for order in waiting for effect in self._obey(order)]
 
     def _close(self, stop: m.Stop) -> Sequence[Effect]:
-        """The sources stay open: another session may follow."""
+        """Another session may follow: the sources with which this one began stay open."""
+        self._to_close |= self._widened
+        self._close_unread()
         figures = {
             "sources": len(self._readers),
             "open_files": {str(source): r.num_open_files for source, r in list(self._readers.items())},

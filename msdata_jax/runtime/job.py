@@ -298,6 +298,8 @@ def start_in_process(
     def decided(round_: Round) -> None:
         if monitor:
             monitor.decided(round_.to_plain())
+        if round_.note:
+            print(f"msdata: {round_.note}", file=sys.stderr, flush=True)  # noqa: T201
 
     size = 2 + num_loaders
     placement = Placement(planner=0, loaders=tuple(range(1, size - 1)), constructors=(size - 1,))

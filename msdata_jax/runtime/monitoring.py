@@ -137,7 +137,7 @@ def start_monitor(
         sinks.append(ThinnedLog(watching.folder / records.METRICS))
         decisions = Ring(watching.folder / records.DECISIONS, lambda: {"decisions_of": "msdata_jax"})
         alarms = Ring(watching.folder / records.ALARMS, lambda: {"alarms_of": "msdata_jax"})
-        sinks.append(AlarmLog([on_alarm, lambda alarm: alarms.write([alarm.to_plain()])]))
+        sinks.append(AlarmLog([on_alarm], log=alarms))
     else:
         sinks.append(AlarmLog([on_alarm]))
     if watching.metrics_port is not None:
@@ -156,5 +156,4 @@ def start_monitor(
         from msdata_jax.observing.tensorboard import TensorBoard
 
         sinks.append(TensorBoard(watching.tensorboard))
-    on_decided = (lambda decided: decisions.write([decided])) if decisions else (lambda decided: None)
-    return Monitor(len(recipe.sources), sinks, on_decided=on_decided)
+    return Monitor(len(recipe.sources), sinks, decisions=decisions)

@@ -54,7 +54,7 @@ def make_scaling(
         placement: the job's ranks.
         on_round: told of each round that decided something.
     """
-    threads = dict.fromkeys(placement.loaders, options.threads)
+    threads = dict.fromkeys(placement.readers, options.threads)
     affinity: Sequence[Sequence[int]] | None = None
     costs: Sequence[float | None] | None = None
     partition = options.partition

@@ -7,7 +7,7 @@ _ROUNDS = 8
 
 def spread(
     needs: Sequence[float], loaders: Sequence[Sequence[int]], threads: Mapping[int, float]
-) -> dict[int, float]:
+) -> tuple[dict[int, float], list[dict[int, float]]]:
     """How busy each loader is when each source's work is shared as evenly as its loaders allow.
 
     Water-filling, source by source and round by round: each fills its loaders up to one level given what the
@@ -19,7 +19,8 @@ def spread(
         threads: worker threads of each loader.
 
     Returns:
-        threads kept busy over threads there are, by loader; above 1 it cannot keep up.
+        threads kept busy over threads there are, by loader; above 1 it cannot keep up. And threads that each
+        source keeps busy, by loader.
     """
     load = dict.fromkeys(threads, 0.0)
     parts: list[dict[int, float]] = [{} for _ in needs]
@@ -34,7 +35,7 @@ def spread(
             parts[source] = _fill(needs[source], loaders[source], load, threads)
             for rank, part in parts[source].items():
                 load[rank] += part
-    return {rank: max(load[rank], 0.0) / threads[rank] for rank in threads}
+    return {rank: max(load[rank], 0.0) / threads[rank] for rank in threads}, parts
 
 
 def _fill(

@@ -141,8 +141,8 @@ def broken_rule(decision: Decision, observation: Observation, done: Sequence[Dec
     """
     threads = {each.rank: each.threads for each in observation.loaders}
     threads |= {each.loader: each.threads for each in done if each.kind == "threads"}
-    if decision.kind not in KINDS:
-        return f"a decision's kind is one of {KINDS}, got {decision.kind!r}"
+    if decision.kind not in KINDS or not _are_whole(decision):
+        return f"a decision is of kind {KINDS} and of whole numbers, got {decision!r}"
     if decision.loader not in threads:
         return f"rank {decision.loader} is no loader of this job: {sorted(threads)}"
     if decision.kind == "threads":
@@ -150,6 +150,10 @@ def broken_rule(decision: Decision, observation: Observation, done: Sequence[Dec
     if not 0 <= decision.source < len(observation.sources):
         return f"there is no source number {decision.source}; there are {len(observation.sources)}"
     return _broken_affinity(decision, observation.sources[decision.source], done)
+
+
+def _are_whole(decision: Decision) -> bool:
+    return all(type(each) is int for each in (decision.loader, decision.source, decision.threads))
 
 
 def _broken_affinity(decision: Decision, source: SourceView, done: Sequence[Decision]) -> str:

@@ -507,25 +507,22 @@ def partition_from_json(value: Any) -> Partition:
             f"a partition is a table of version {VERSION} with the fields {sorted(known)}; write it again "
             "with `msdata plan --resources --write FILE`"
         )
-    rows = {name: [_whole(each) for each in _list(value[name])] for name in ("threads", "memory_bytes")}
-    reals = {name: tuple(_real(each) for each in _list(value[name])) for name in _REALS}
-    texts = {name: tuple(str(each)[:MOST_TEXT] for each in _list(value[name])) for name in _TEXTS}
-    affinity = tuple(tuple(_whole(each) for each in _list(mine)) for mine in _list(value["affinity"]))
+    rows: dict[str, Any] = {name: tuple(map(_whole, _list(value[name]))) for name in _WHOLES}
+    rows |= {name: tuple(map(_real, _list(value[name]))) for name in _REALS}
+    rows |= {name: tuple(str(each)[:MOST_TEXT] for each in _list(value[name])) for name in _TEXTS}
     return Partition(
         recipe=str(value["recipe"])[:MOST_TEXT],
         loaders=_whole(value["loaders"]),
         shadows=_whole(value["shadows"]),
-        threads=tuple(rows["threads"]),
-        memory_bytes=tuple(rows["memory_bytes"]),
-        affinity=affinity,
+        affinity=tuple(tuple(map(_whole, _list(mine))) for mine in _list(value["affinity"])),
         steps_per_second=_real(value["steps_per_second"]),
         cpus=_real(value["cpus"]),
         shadow_bytes=_whole(value["shadow_bytes"]),
-        **reals,
-        **texts,  # type: ignore[arg-type]
+        **rows,
     )
 
 
+_WHOLES = ("threads", "memory_bytes")
 _REALS = ("needs", "worst_needs", "utilisation")
 _TEXTS = ("sources", "tiers", "limits", "notes")
 
@@ -543,7 +540,6 @@ def _whole(value: Any) -> int:
 
 
 def _real(value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e300:
         raise RecipeError(f"a partition has finite numbers from 0 up, got {str(value)[:40]!r}")
     return float(value)

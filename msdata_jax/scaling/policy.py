@@ -1,6 +1,7 @@
 """Policies: from what the planner sees to what changes. Pure: no clock, no randomness but a seed's."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -9,6 +10,8 @@ from msdata_jax.errors import RecipeError
 from msdata_jax.scaling.loads import spread
 from msdata_jax.scaling.observation import Decision, LoaderView, Observation, SourceView, broken_rule
 
+MOST_TRIED = 16
+"""Sources of a loader that is too busy, those with the largest needs, that are looked at."""
 Memory = Mapping[str, Any]
 """What a policy remembers from one observation to the next: plain values that JSON has."""
 
@@ -60,9 +63,9 @@ class Hysteresis:
     trainer which never waits, and the samples are the most that a step in sight draws: a scheduled change of
     the mixture counts `lookahead_seconds` before it comes. `loads.spread` gives each loader's share.
 
-    Where a source's emptiest loader is busier than `high` for `patience` observations in a row, that loader
-    gets another thread if the limits allow, else the source another loader: one at work already that has room
-    for it, else one that stands by. Where a source would do with fewer loaders, and they stay below
+    Where a loader is busier than `high` for `patience` observations in a row, it gets another thread if the
+    limits allow, else its largest source another loader: one at work already that has room for it, else one
+    that stands by. Where a source would do with fewer loaders, and they stay below
     `low` then, for `idle_patience` observations in a row, it is narrowed; threads shrink alike. The gap
     between `low` and `high`, the runs of observations, and `cooldown` after each change keep noise from
     moving anything to and fro. A loader short of memory gives sources away first.
@@ -168,9 +171,12 @@ class _Round:
         self._levels = self._spread()
 
     def _spread(self) -> dict[int, float]:
+        """How busy each loader is; keeps what each source has of it."""
         with_loaders = [number for number, each in enumerate(self._loaders) if each]
         needs = [self._needs[number] for number in with_loaders]
-        return spread(needs, [self._loaders[number] for number in with_loaders], self._threads)
+        levels, parts = spread(needs, [self._loaders[number] for number in with_loaders], self._threads)
+        self._parts = dict(zip(with_loaders, parts, strict=True))
+        return levels
 
     def _levels_of(self, number: int) -> list[float]:
         return [self._levels[rank] for rank in self._loaders[number]]
@@ -179,7 +185,7 @@ class _Round:
 
     def _decide(self, decision: Decision) -> bool:
         """Take a decision into account, where there is room for one and it breaks no rule."""
-        if len(self.done) >= self._policy.most_changes or broken_rule(decision, self._seen, self.done):
+        if self._is_full or broken_rule(decision, self._seen, self.done):
             return False
         self.done.append(decision)
         what = f"rank {decision.loader}"
@@ -204,68 +210,76 @@ class _Round:
         limit = self._seen.limits.memory_bytes
         return limit > 0 and loader.memory_bytes > share * limit
 
+    @property
+    def _is_full(self) -> bool:
+        return len(self.done) >= self._policy.most_changes
+
     def widen(self) -> None:
-        """More threads or more loaders for sources whose loaders are too busy."""
-        by_need = sorted(range(len(self._needs)), key=lambda number: (-self._needs[number], number))
-        for number in by_need:
-            source = self._seen.sources[number]
-            if not self._is_over(number):
-                self._over.pop(source.name, None)
-                continue
-            self._over[source.name] = self._over.get(source.name, 0) + 1
-            if self._over[source.name] < self._policy.patience or source.opening:
-                continue
-            while self._is_over(number) and (self._add_thread(number) or self._add_loader(number)):
-                pass
+        """More threads for loaders that are too busy, or more loaders for their sources."""
+        over = [rank for rank, level in self._levels.items() if level > self._policy.high]
+        self._over = {f"rank {rank}": self._over.get(f"rank {rank}", 0) + 1 for rank in over}
+        for rank in sorted(over, key=lambda rank: (-self._levels[rank], rank)):
+            if self._over[f"rank {rank}"] >= self._policy.patience:
+                self._relieve(rank)
 
-    def _is_over(self, number: int) -> bool:
-        """Whether the emptiest loader of a source is too busy, and this source is no small part of why."""
-        if not self._loaders[number]:
-            return False
-        rank = min(self._loaders[number], key=lambda rank: self._levels[rank])
-        return self._levels[rank] > self._policy.high and self._needs[number] >= 0.05 * self._threads[rank]
+    def _relieve(self, rank: int) -> None:
+        """Until a loader is not too busy, or nothing more can be done for it."""
+        here = [number for number, parts in self._parts.items() if parts.get(rank, 0.0) > 0]
+        here.sort(key=lambda number: (-self._needs[number], number))
+        for number in here[:MOST_TRIED]:
+            while not self._is_full and self._levels[rank] > self._policy.high:
+                opening = self._seen.sources[number].opening
+                if opening or not (self._add_thread(rank, number) or self._add_loader(number)):
+                    break
 
-    def _add_thread(self, number: int) -> bool:
-        rank = max(self._loaders[number], key=lambda rank: (self._levels[rank], -rank))
-        why = f"source {self._seen.sources[number].name!r} keeps {self._needs[number]:.2f} threads busy"
+    def _add_thread(self, rank: int, number: int) -> bool:
+        largest = self._seen.sources[number].name
+        why = f"it is {100 * self._levels[rank]:.0f} % busy, most with source {largest!r}"
         return self._decide(Decision(kind="threads", loader=rank, threads=self._threads[rank] + 1, why=why))
 
     def _add_loader(self, number: int) -> bool:
         """One that works already and has room, else one that stands by, else the emptiest by far."""
         at_work = {rank for each in self._loaders for rank in each}
         level = min(self._levels_of(number))
-        best: tuple[tuple[bool, bool, float, int], int] | None = None
-        for loader in self._seen.loaders:
-            if loader.rank in self._loaders[number] or self._is_short(loader, 0.8):
-                continue
-            if self._levels[loader.rank] > level - 0.2:
-                continue
-            before = self._levels
-            self._loaders[number].append(loader.rank)
-            has_room = max(self._spread()[rank] for rank in self._loaders[number]) <= self._policy.high
-            self._loaders[number].pop()
-            key = (not has_room, loader.rank not in at_work, before[loader.rank], loader.rank)
-            if best is None or key < best[0]:
-                best = (key, loader.rank)
-        if best is None:
+        emptier = [
+            each
+            for each in self._seen.loaders
+            if each.rank not in self._loaders[number]
+            and not self._is_short(each, 0.8)
+            and self._levels[each.rank] <= level - 0.2
+        ]
+        if self._is_full or not emptier:
             return False
+
+        def preference(loader: LoaderView) -> tuple[bool, bool, float, int]:
+            rank = loader.rank
+            has_room = self._level_over([*self._loaders[number], rank]) <= self._policy.high
+            return (not has_room, rank not in at_work, self._levels[rank], rank)
+
         source = self._seen.sources[number]
         ahead = source.samples_ahead > 1.2 * source.samples_per_step
         why = (
             f"it keeps {self._needs[number]:.2f} threads busy{' soon' if ahead else ''}, its loaders are "
             f"{100 * level:.0f} % busy"
         )
-        return self._decide(Decision(kind="widen", loader=best[1], source=number, why=why))
+        best = min(emptier, key=preference)
+        return self._decide(Decision(kind="widen", loader=best.rank, source=number, why=why))
+
+    def _level_over(self, ranks: Sequence[int], more: float = 0.0) -> float:
+        """How busy loaders are if all that they do, and some more, is evenly shared among them."""
+        load = sum(self._levels[rank] * self._threads[rank] for rank in ranks) + more
+        return load / sum(self._threads[rank] for rank in ranks)
 
     def narrow(self) -> None:
         """Fewer loaders for sources that have long done with fewer."""
+        self._num_read = Counter(rank for each in self._loaders for rank in each)
         for number, source in enumerate(self._seen.sources):
             spare = self._spare_loader(number)
             if spare is None or self._rests(self._source_key(number)):
                 self._under.pop(source.name, None)
                 continue
             self._under[source.name] = self._under.get(source.name, 0) + 1
-            if self._under[source.name] < self._policy.idle_patience:
+            if self._under[source.name] < self._policy.idle_patience or self._is_full:
                 continue
             self._under.pop(source.name)
             why = f"it keeps {self._needs[number]:.2f} threads busy, fewer loaders are enough"
@@ -282,12 +296,10 @@ class _Round:
         loaders = self._loaders[number]
         if len(loaders) < 2 or self._seen.sources[number].opening or self._rate is None:
             return None
-        others = {rank for place, each in enumerate(self._loaders) if place != number for rank in each}
-        rank = max(loaders, key=lambda rank: (rank not in others, self._levels[rank], rank))
-        loaders.remove(rank)
-        level = max(self._spread()[each] for each in loaders)
-        loaders.append(rank)
-        loaders.sort()
+        rank = max(loaders, key=lambda rank: (self._num_read[rank] == 1, self._levels[rank], rank))
+        others = [each for each in loaders if each != rank]
+        moved = self._parts[number].get(rank, 0.0)
+        level = max(self._level_over(others, moved), *(self._levels[each] for each in others))
         return rank if level < self._policy.low else None
 
     def shrink_threads(self) -> None:

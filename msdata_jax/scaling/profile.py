@@ -4,7 +4,6 @@ A profile is a file that may be old, of another recipe or damaged: every value i
 `Profile.differences` says which sources it is not about.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -217,17 +216,9 @@ def _source(value: Any) -> SourceProfile:
 
 
 def _source_from(table: Mapping[str, Any]) -> SourceProfile:
-    texts = {name: _text(name, table) for name in ("name", "data", "content", "error")}
-    counts = {
-        name: _count(name, table)
-        for name in (
-            *("num_records", "block_size", "records", "samples"),
-            *("reader_bytes", "index_bytes", "library_bytes", "block_bytes", "open_files"),
-        )
-    }
-    seconds = {
-        name: _number(name, table) for name in ("wall_seconds", "cpu_seconds", "send_seconds", "open_seconds")
-    }
+    values: dict[str, Any] = {name: _text(name, table) for name in _TEXTS}
+    values |= {name: _count(name, table) for name in _COUNTS}
+    values |= {name: _number(name, table) for name in _SECONDS}
     share = table["lock_share"]
     lengths = _table("lengths", table["lengths"])
     means = _table("means", table["means"])
@@ -235,9 +226,7 @@ def _source_from(table: Mapping[str, Any]) -> SourceProfile:
     if not isinstance(stages, list | tuple) or len(stages) > 1000 or len(means) > 1000:
         raise RecipeError("stages are a list, and means a table, of at most 1000")
     return SourceProfile(
-        **texts,
-        **counts,
-        **seconds,
+        **values,
         isolate=bool(table["isolate"]),
         bad_share=_number("bad_share", table, most=1),
         sample_bytes=_number("sample_bytes", table, most=_MOST_COUNT),
@@ -249,6 +238,14 @@ def _source_from(table: Mapping[str, Any]) -> SourceProfile:
         ),
         means={str(name)[:MOST_TEXT]: _number(name, means, most=_MOST_COUNT) for name in means},
     )
+
+
+_TEXTS = ("name", "data", "content", "error")
+_COUNTS = (
+    *("num_records", "block_size", "records", "samples"),
+    *("reader_bytes", "index_bytes", "library_bytes", "block_bytes", "open_files"),
+)
+_SECONDS = ("wall_seconds", "cpu_seconds", "send_seconds", "open_seconds")
 
 
 def _stage(value: Any) -> Stage:
@@ -275,8 +272,7 @@ def _text(name: str, table: Mapping[str, Any]) -> str:
 
 def _number(name: str, table: Mapping[str, Any], most: float = _MOST_SECONDS) -> float:
     value = table.get(name)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise RecipeError(f"{name} is a number from 0 to {most:g}, got {str(value)[:40]!r}")
     return float(value)
 

@@ -15,7 +15,8 @@ class ArrayRecordFormat:
     """ArrayRecord.
 
     Attributes:
-        reader_options: for `ArrayRecordReader`; the default reads only what is asked for, with no threads.
+        reader_options: for `ArrayRecordReader`; the default reads only what is asked for. The library
+            starts 64 threads with its first reader, whatever the options say.
     """
 
     reader_options: str = "readahead_buffer_size:0,max_parallelism:0"

@@ -129,7 +129,7 @@ def _check_zstd_header(zstandard: Any, source: "_Input", where: str) -> bool:
 def _take_zstd_blocks(source: "_Input", where: str) -> tuple[bytes, bool]:
     """As many blocks as come to no more than a piece, and whether the last one of the frame is among them."""
     blocks, is_last = [], False
-    while not is_last and len(blocks) < 2 * PIECE_BYTES // _ZSTD_BLOCK_BYTES:
+    while not is_last and len(blocks) < 2 * max(PIECE_BYTES // _ZSTD_BLOCK_BYTES, 1):
         header = source.take(3)
         word = int.from_bytes(header, "little")
         is_last, kind, size = bool(word & 1), word >> 1 & 3, word >> 3

@@ -22,13 +22,6 @@ _FORMATS = {
     ".parquet": ("parquet", "ParquetFormat"),
     ".jsonl": ("jsonl", "JsonlFormat"),
     ".ndjson": ("jsonl", "JsonlFormat"),
-    ".json": ("jsonl", "JsonlFormat"),
-    ".jsonl.gz": ("compressed", "CompressedJsonlFormat"),
-    ".ndjson.gz": ("compressed", "CompressedJsonlFormat"),
-    ".json.gz": ("compressed", "CompressedJsonlFormat"),
-    ".jsonl.zst": ("compressed", "CompressedJsonlFormat"),
-    ".ndjson.zst": ("compressed", "CompressedJsonlFormat"),
-    ".json.zst": ("compressed", "CompressedJsonlFormat"),
     ".tar": ("tar", "TarFormat"),
     ".tfrecord": ("tfrecord", "TfRecordFormat"),
     ".tfrecords": ("tfrecord", "TfRecordFormat"),
@@ -40,14 +33,7 @@ _FORMATS = {
 # folder or this file (a folder on a web server cannot be looked into); `Format.index` gets what was named.
 _MARKERS = {
     "index.json": (b'"shards"', "mds", "MdsFormat"),
-    ".zarray": (b'"shape"', "zarr", "ZarrFormat"),
-    ".zgroup": (b'"zarr_format"', "zarr", "ZarrFormat"),
-    "zarr.json": (b'"zarr_format"', "zarr", "ZarrFormat"),
-    "attributes.json": (b'"(n5|dimensions)"', "zarr", "ZarrFormat"),
 }
-
-# Any other folder: its files are the values of its records.
-_LOOSE_FILES = ("folder", "FolderFormat")
 
 
 def choose_format(paths: Sequence[str], options: Mapping[str, Any], keep_damaged: bool) -> Format:
@@ -67,8 +53,8 @@ def choose_format(paths: Sequence[str], options: Mapping[str, Any], keep_damaged
     if kind is None:
         raise SourceError(
             f"{path} is of no known format ({suffix_of(path) or 'no suffix'}); a source is of files of one "
-            f"format out of {', '.join(_FORMATS)}, or a folder with {', '.join(_MARKERS)} in it, or a folder "
-            "of loose files; convert or unpack the files"
+            f"format out of {', '.join(_FORMATS)}, or a folder with {', '.join(_MARKERS)} in it; convert or "
+            "unpack the files"
         )
     module, class_name = kind
     chosen = getattr(importlib.import_module(f"msdata_jax.sources.{module}"), class_name)
@@ -89,11 +75,6 @@ def suffix_of(path: str) -> str:
     return os.path.splitext(stem)[1] + suffix if suffix in _COMPRESSIONS else suffix
 
 
-def is_container(path: str) -> bool:
-    """Whether a file's name says that it holds records, and is not one value of a record."""
-    return suffix_of(path) in _FORMATS and suffix_of(path) != ".json"
-
-
 def _kind_of(path: str) -> tuple[str, str] | None:
     """Module and class of a path's format, None for no known one."""
     if not storage.is_remote(path) and os.path.isdir(path):
@@ -111,7 +92,7 @@ def _kind_of_folder(path: str) -> tuple[str, str]:
                     return kind[0], kind[1]
         except OSError:
             continue  # no such file: the usual case
-    return _LOOSE_FILES
+    raise SourceError(f"{path} is a folder; give a glob of its files, such as {path}/*.parquet")
 
 
 def _name_of(kind: tuple[str, str] | None, path: str) -> str:

@@ -19,8 +19,17 @@ OPTIONAL = {
 }
 
 PUBLIC = [
-    *("BadSampleError", "CheckpointError", "DGraph", "DataLoader", "DecodeAudio", "DecodeImage", "DecodeVideo"),
-    *("IMAGE_TOKEN", "JobFailed", "LaunchError", "MSDataError", "Patchify", "PatchifyAudio", "Recipe"),
+    *("BadSampleError", "CheckpointError", "DGraph", "DataLoader", "DecodeAudio", "DecodeImage"),
+    *(
+        "DecodeVideo",
+        "IMAGE_TOKEN",
+        "JobFailed",
+        "LaunchError",
+        "MSDataError",
+        "Patchify",
+        "PatchifyAudio",
+        "Recipe",
+    ),
     *("RecipeError", "Source", "SourceError", "Split", "Tokenize", "Truncate", "__version__", "checkpoint"),
     *("costs", "initialize", "scaling"),
 ]

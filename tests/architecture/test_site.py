@@ -82,7 +82,8 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         name for name, each in vars(costs).items() if getattr(each, "__module__", "") == costs.__name__
     ]
     public = {
-        msdata_jax: set(msdata_jax.__all__) - {"__version__", "IMAGE_TOKEN", "checkpoint", "costs", "scaling"},
+        msdata_jax: set(msdata_jax.__all__)
+        - {"__version__", "IMAGE_TOKEN", "checkpoint", "costs", "scaling"},
         checkpoint: checkpoint.__all__,
         costs: [name for name in formulas if not name.startswith("_")],
         sources: ["GrainSource"],

@@ -46,8 +46,8 @@ def recipe_with(folder: Path, policy: str) -> Path:
 def test_what_was_decided_when_and_why(record: Path) -> None:
     found = json.loads(inspect(record, "--json"))["decisions"]
     assert [(each["step"], each["decision"]) for each in found] == [
-        *[(123, f"dear also on rank {rank}") for rank in (3, 4, 2)],
-        *[(391, f"dear no longer on rank {rank}") for rank in (4, 3, 2)],
+        *[(126, f"dear also on rank {rank}") for rank in (4, 3, 2)],
+        *[(396, f"dear no longer on rank {rank}") for rank in (4, 3, 2)],
     ]
     shown = inspect(record)
     assert "6 decisions of scaling" in shown
@@ -58,8 +58,9 @@ def test_a_policy_is_asked_again(record: Path) -> None:
     same = recipe_with(record, "Hysteresis(lookahead_seconds=4.0)")
     assert "decides the same again" in inspect(record, "--recipe", same)
     other = recipe_with(record, "Steady()")
-    assert "decides otherwise at steps [123, 391]" in inspect(record, "--recipe", other)
-    broken = recipe_with(record, "type('Bad', (), {'decide': lambda self, seen, memory: 1 / 0})()")
+    assert "decides otherwise at steps [126, 396]" in inspect(record, "--recipe", other)
+    fails = "'decide': lambda self, seen, memory: 1 / 0, 'interval_seconds': 1, 'lookahead_seconds': 0"
+    broken = recipe_with(record, f"type('Bad', (), {{{fails}}})()")
     with pytest.raises(PlanError, match=r"the policy of .* fails: ZeroDivisionError"):
         inspect(record, "--recipe", broken)
 

@@ -99,7 +99,7 @@ def complete(line: str) -> list[str]:
     ("line", "offers"),
     [
         ("msdata la", ["launch"]),
-        ("msdata launch --st", ["--start-seconds", "--status", "--status-seconds"]),
+        ("msdata launch --st", ["--start-seconds", "--step-seconds", "--status", "--status-seconds"]),
         ("msdata launch --launcher s", ["srun"]),
         ("msdata serve --role p", ["planner"]),
         ("msdata completion ", ["bash", "zsh", "fish"]),

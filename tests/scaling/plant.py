@@ -52,7 +52,7 @@ class Plant:
         needs = [
             self.rate * count * cost for count, cost in zip(self.samples(self.now), self.costs, strict=True)
         ]
-        return max(spread(needs, self.loaders, self.threads).values())
+        return max(spread(needs, self.loaders, self.threads)[0].values())
 
     def observe(self) -> Observation:
         level = self.busiest()

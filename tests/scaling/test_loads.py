@@ -10,7 +10,7 @@ from msdata_jax.scaling.loads import spread
 
 
 def least_maximum(needs, loaders, threads):
-    """The least possible level of the busiest loader: the most that a set of sources crowds its loaders by."""
+    """The least possible level of the busiest loader: the most that sources crowd their loaders by."""
     level = 0.0
     for size in range(1, len(needs) + 1):
         for chosen in combinations(range(len(needs)), size):
@@ -30,8 +30,11 @@ def jobs(draw):
 @given(jobs())
 def test_all_work_is_done_where_it_may_be_and_nearly_as_evenly_as_can_be(job):
     needs, loaders, threads = job
-    levels = spread(needs, loaders, threads)
+    levels, parts = spread(needs, loaders, threads)
     assert sum(levels[rank] * threads[rank] for rank in threads) == pytest.approx(sum(needs))
+    for need, mine, part in zip(needs, loaders, parts, strict=True):
+        assert sum(part.values()) == pytest.approx(need)
+        assert set(part) <= set(mine)
     of_nobody = set(threads) - {rank for each in loaders for rank in each}
     assert all(levels[rank] == 0 for rank in of_nobody)
     best = least_maximum(needs, loaders, threads)
@@ -39,5 +42,6 @@ def test_all_work_is_done_where_it_may_be_and_nearly_as_evenly_as_can_be(job):
 
 
 def test_one_source_fills_its_emptiest_loaders_to_one_level():
-    levels = spread([1.0, 2.0], [[1], [1, 2, 3]], {1: 1, 2: 1, 3: 2})
+    levels, parts = spread([1.0, 2.0], [[1], [1, 2, 3]], {1: 1, 2: 1, 3: 2})
+    assert parts[1] == pytest.approx({2: 2 / 3, 3: 4 / 3})
     assert levels == pytest.approx({1: 1.0, 2: 2 / 3, 3: 2 / 3})

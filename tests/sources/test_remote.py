@@ -1,7 +1,6 @@
 """Sources read from a web server and an object store of this machine, with faults."""
 
 import contextlib
-import gzip
 import json
 import os
 import signal
@@ -92,17 +91,6 @@ def test_remote_files_are_as_local_ones(server, folder, options, helpers, file_f
         again.read(order)
     asked = {(first, last) for _, first, last in server.requests[num_requests:]}
     assert asked <= {(0, 0), (0, -1)}, "only versions and the folder are asked for again"
-
-
-def test_a_compressed_file(server, folder, options, helpers):
-    plain = Path(helpers.write_jsonl(folder / "a.jsonl", helpers.make_docs(300)))
-    (folder / "a.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    found = []
-    for name in ("a.jsonl", "a.jsonl.gz"):
-        url = f"{server.url}/{name}"
-        with contextlib.closing(open_files(url, {}, keep_damaged=False, storage_options=options)) as records:
-            found.append(records.read(np.arange(299, -1, -1)))
-    assert found[0] == found[1]
 
 
 def test_a_list_of_files(server, folder, options, helpers):

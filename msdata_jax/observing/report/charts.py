@@ -201,9 +201,10 @@ def _of_sources(figures: RunFigures, values: np.ndarray, size: np.ndarray) -> li
     """One series a source, `values` being `[sources, points]`, the largest first."""
     order = np.argsort(-size, kind="stable")
     order = order[size[order] > 0]
-    series = [
-        _series(_name(figures.names[source]), values[source], colour)
-        for colour, source in enumerate(order[:MOST_LINES].tolist())
+    by_tokens = np.argsort(-figures.column("tokens")[-1], kind="stable").tolist()
+    series = [  # a source has the same colour in all charts
+        _series(_name(figures.names[int(source)]), values[source], by_tokens.index(source))
+        for source in order[:MOST_LINES].tolist()
     ]
     rest = order[MOST_LINES:]
     if len(rest):
@@ -219,7 +220,7 @@ def _loader_time(figures: RunFigures) -> Chart | None:
     if not len(order):
         return None
     shown, rest = order[:MOST_BARS], order[MOST_BARS:]
-    names = [_name(figures.names[source]) for source in shown.tolist()]
+    names = [_name(figures.names[int(source)]) for source in shown.tolist()]
     names += [f"{len(rest)} others"] if len(rest) else []
 
     def bars(values: np.ndarray) -> list[float | None]:
@@ -341,7 +342,8 @@ def _rates(figures: RunFigures, sums: np.ndarray) -> np.ndarray:
 def _has_stepped(figures: RunFigures) -> np.ndarray:
     """Points that lie behind a whole interval of steps."""
     stepping = np.array([point.stepping for point in figures.points])
-    return stepping & np.concatenate([[False], stepping[:-1]])
+    whole = stepping & np.concatenate([[False], stepping[:-1]])
+    return whole if whole.any() else stepping
 
 
 def _series(name: str, values: np.ndarray, colour: int, *, dash: str = "", fill: bool = False) -> Series:

@@ -5,10 +5,12 @@ of many lines some hundred are kept, evenly over the run. Sums since the start a
 lines that are left are right whatever was dropped between them.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +62,7 @@ class RunFigures:
     """A run.
 
     Attributes:
+        folder: of the record.
         about: `about.json`.
         names: of the sources, in the order of all columns.
         points: over the run; at least one.
@@ -69,6 +72,7 @@ class RunFigures:
         num_decisions, num_alarms: of them all, single decisions and alarms that began.
     """
 
+    folder: Path
     about: Mapping[str, Any]
     names: Sequence[str]
     points: Sequence[Point]
@@ -98,11 +102,22 @@ def read_figures(record: RunRecord) -> RunFigures:
     """
     for name in (METRICS, DECISIONS, ALARMS):
         _check_size(record, name)
-    try:
+    with naming_damage(record.folder):
         return _read(record)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+
+
+@contextlib.contextmanager
+def naming_damage(folder: Path) -> Iterator[None]:
+    """Around what reads values of a record: those that are none of a record are an error that says so.
+
+    Raises:
+        MSDataError: there were such.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
         raise MSDataError(
-            f"{record.folder} is damaged: it has values that no record has ({type(error).__name__}: "
+            f"{folder} is damaged: it has values that no record has ({type(error).__name__}: "
             f"{str(error)[:200]})"
         ) from error
 
@@ -141,6 +156,7 @@ def _read(record: RunRecord) -> RunFigures:
     decisions, num_decisions = _first(record.decisions(), lambda each: len(each["decisions"]))
     alarms, num_alarms = _first(record.alarms(), lambda each: each["event"] == "began")
     return RunFigures(
+        folder=record.folder,
         about=record.about,
         names=names,
         points=points,
@@ -192,8 +208,8 @@ class _Thinned:
             kept = kept[::2]
         kept = [point for point in kept if point.seconds < last.seconds]
         usual = (last.seconds - kept[0].seconds) / len(kept) if kept else 0.0
-        # The last line may come right behind the one before: rates between the two would say little.
-        if len(kept) > 1 and last.seconds - kept[-1].seconds < usual / 2:
+        # The last lines may come right behind the one before: rates between the two would say little.
+        while len(kept) > 1 and last.seconds - kept[-1].seconds < usual / 2:
             del kept[-1]
         return [*kept, last]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from msdata_jax.observing.report import tables
 from msdata_jax.observing.report.charts import make_charts, marks, time_axis
-from msdata_jax.observing.report.figures import RunFigures
+from msdata_jax.observing.report.figures import RunFigures, naming_damage
 from msdata_jax.observing.report.words import Tile, escape, plain_verdict, tiles
 from msdata_jax.sources.protocol import require
 
@@ -79,7 +79,13 @@ def make_page(figures: RunFigures) -> str:
 
     Raises:
         SourceError: plotly is not installed.
+        MSDataError: the record is damaged.
     """
+    with naming_damage(figures.folder):
+        return _page(figures)
+
+
+def _page(figures: RunFigures) -> str:
     plotly = require("plotly.offline", "report").get_plotlyjs().replace("\r\n", "\n").replace("\r", "\n")
     script = _asset("page.js")
     charts = make_charts(figures)
@@ -116,7 +122,7 @@ def make_page(figures: RunFigures) -> str:
 
 def _sections(figures: RunFigures, charts: Mapping[str, Any]) -> list[str]:
     def drawn(*names: str) -> str:
-        return "".join(_card(name, charts[name].get("note", "")) for name in names if name in charts)
+        return "".join(_card(name, charts[name]) for name in names if name in charts)
 
     lists = {name: _list(name, make(figures)) for name, make in _LISTS.items()}
     return [
@@ -157,11 +163,20 @@ def _section(name: str, title: str, note: str, content: str) -> str:
     return f'<section id="{name}"><h2>{title}</h2><p>{note}</p><div class="cards">{content}</div></section>'
 
 
-def _card(name: str, more: str) -> str:
+def _card(name: str, values: Mapping[str, Any]) -> str:
     title, note, size = _CHARTS[name]
-    note = f"{note} {escape(more)}".rstrip()
-    chart = f'<div class="chart" id="chart-{name}"></div>'
+    note = f"{note} {escape(values.get('note', ''))}".rstrip()
+    chart = f'<div class="chart" id="chart-{name}" style="height:{_height(values, size)}px"></div>'
     return f'<div class="card {size}"><h3>{title}</h3><p>{note}</p>{chart}</div>'
+
+
+def _height(chart: Mapping[str, Any], size: str) -> int:
+    """Pixels, so that a long legend or many bars leave room for what they are of."""
+    if chart["kind"] == "bars":
+        return 130 + max(17 * len(chart["labels"]), 120)
+    if chart["kind"] == "heat":
+        return 270 if len(chart["rows"]) <= 16 else 420
+    return (215 if size else 270) + 20 * (max(len(chart["series"]) - 4, 0) // 2)
 
 
 def _nav() -> str:

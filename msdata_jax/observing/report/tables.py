@@ -173,7 +173,7 @@ def bad_samples(figures: RunFigures) -> str:
         known = bad[-1][index] + samples[index]
         rows.append(
             [
-                name_cell(figures.names[index]),
+                name_cell(figures.names[int(index)]),
                 f"{int(bad[-1][index]):,}",
                 percent(float(bad[-1][index] / known)),
                 duration(figures.points[first].seconds),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from msdata_jax.observing import by_role
-from msdata_jax.observing.report.figures import RunFigures
+from msdata_jax.observing.report.figures import RunFigures, naming_damage
 
 LITTLE_WAIT, MUCH_WAIT = 0.02, 0.1
 EVEN = 1.05
@@ -33,7 +33,16 @@ class Tile:
 
 
 def summarise(figures: RunFigures) -> dict[str, Any]:
-    """A run in values that JSON has: what `msdata report --json` prints."""
+    """A run in values that JSON has: what `msdata report --json` prints.
+
+    Raises:
+        MSDataError: the record is damaged.
+    """
+    with naming_damage(figures.folder):
+        return _summarise(figures)
+
+
+def _summarise(figures: RunFigures) -> dict[str, Any]:
     status = figures.last["status"]
     totals, columns = status["totals"], status["sources"]
     tokens = max(sum(columns["tokens"]), 1)
@@ -161,6 +170,8 @@ def _because(figures: RunFigures) -> str:
     if sources and len(began) <= 2 * sources.total():
         (name, _), *others = sources.most_common(3)
         more = f" and {', '.join(quoted(each) for each, _ in others)}" if others else ""
+        if began[0]["kind"] == "behind":
+            return f", for samples that came behind those of {quoted(name)}{more}"
         return f", for samples of {quoted(name)}{more}: {_WHY.get(began[0]['kind'], 'see the alarms below')}"
     if began:
         return f": {_WHY.get(began[0]['kind'], 'see the alarms below')}"
@@ -172,7 +183,6 @@ def _because(figures: RunFigures) -> str:
 
 _WHY = {
     "threads": "its loaders had no thread to spare",
-    "behind": "its loaders were busy with other sources",
     "reads": "its storage was slow",
     "buffers": "its loaders were full to their budget of bytes",
     "late": "its blocks began too late",
@@ -245,6 +255,7 @@ def tiles(figures: RunFigures) -> Sequence[Tile]:
         ),
         _lost_tile(lost),
         _memory_tile(figures),
+        _cpu_tile(figures),
     ]
 
 
@@ -280,6 +291,13 @@ def _memory_tile(figures: RunFigures) -> Tile:
     memory = memory_by_role(figures)
     parts = ", ".join(f"{role} {megabytes(mb)}" for role, mb in memory.items())
     return Tile(title="Memory", value=megabytes(sum(memory.values())), note=f"at most: {parts}")
+
+
+def _cpu_tile(figures: RunFigures) -> Tile:
+    seconds = float(figures.points[-1].seconds)
+    used = by_role.cpu_seconds(list(figures.ranks.values()))
+    value = f"{used / seconds:.2g} cores" if seconds > 0 else "–"
+    return Tile(title="CPU", value=value, note=f"in the mean; {duration(used)} of CPU time of all ranks")
 
 
 # --- words ------------------------------------------------------------------------------------------------
