@@ -170,7 +170,7 @@ _scaling = (
     click.option(
         "--max-threads",
         type=click.IntRange(1),
-        help="Worker threads that a loader may come to.  [default: its cores, --threads at least]",
+        help="Worker threads that a loader may come to.  [default: the planner's cores, --threads at least]",
     ),
     click.option(
         "--loader-memory",

@@ -25,7 +25,7 @@ class ScaleOptions:
         policy: `auto` is `Recipe.scaling`, or `Hysteresis`; `off` leaves all as it begins; `shuffled` draws
             decisions by chance, to see that steps stay what they are.
         threads: worker threads of a loader at first.
-        max_threads: at most; None for as many as this process has cores, and `threads` at least.
+        max_threads: at most; None for as many as the planner has cores, and `threads` at least.
         loader_memory: bytes that a loader's process should stay under; 0 for no limit.
         partition: who reads what at first, made ahead of the job; None for an even share.
     """

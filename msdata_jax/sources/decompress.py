@@ -5,18 +5,15 @@ is allocated than two pieces, and for zstd the window that the frame's header as
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from msdata_jax.errors import SourceError
 from msdata_jax.sources.protocol import require
 from msdata_jax.sources.storage import ByteFile
 
 PIECE_BYTES = 1 << 20
 MAX_WINDOW_BYTES = 128 << 20
 _INPUT_BYTES = 1 << 17
-_GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER_BYTES = 18  # the longest one
 _ZSTD_BLOCK_BYTES = 128 << 10  # the most that a block stands for, packed or not
 _RLE_BLOCK = 1
@@ -30,26 +27,8 @@ class Piece(NamedTuple):
     end: int | None
 
 
-# (file, offset of a unit) -> the pieces from there to the end of the file
-Decompress = Callable[[ByteFile, int], Iterator[Piece]]
-
-
 class DamagedError(Exception):
     """A unit is cut short or does not decompress; the message begins with its place."""
-
-
-def choose_decompress(path: str, stream: ByteFile) -> Decompress:
-    """How to decompress a file, by its first bytes. Raises SourceError where it is not compressed."""
-    beginning = stream.pread(0, 4)
-    if beginning.startswith(_GZIP_MAGIC):
-        return gzip_pieces
-    if beginning == _ZSTD_MAGIC or _is_skippable(beginning):
-        require("zstandard", "zstd")
-        return zstd_pieces
-    raise SourceError(
-        f"{path} is neither gzip nor zstd: it begins with {beginning!r}; compress it, or name it .jsonl "
-        "where it is not compressed"
-    )
 
 
 def gzip_pieces(stream: ByteFile, start: int) -> Iterator[Piece]:

@@ -23,7 +23,7 @@ _IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
 
 @dataclass(frozen=True, kw_only=True)
 class JsonlFormat:
-    """JSON Lines (`.jsonl`, `.ndjson`, `.json`).
+    """JSON Lines (`.jsonl`, `.ndjson`).
 
     Attributes:
         max_record_bytes: a longer line is a bad record, and is not read into memory.

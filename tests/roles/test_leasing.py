@@ -198,6 +198,36 @@ def test_loaders_that_are_full_are_left_out():
     assert job.leasing.least_loaded(0, most_bytes=800) is None
 
 
+def test_a_lost_loaders_source_goes_to_one_that_can_read_it():
+    job = Played("a", loaders=3, begin=True)
+    for rank in (2, 3):
+        job.leasing.narrow(0, rank)
+    job.leasing.widen(0, 2)
+    job.leasing.opened(2, replace(opened(0), error="there is no such file"))
+    job.take(job.leasing.lose(1, "it was killed"))
+    assert job.leasing.loaders_of(0) == [3]
+
+
+def test_other_data_on_the_only_loader_that_is_left_end_the_job():
+    job = Played("ab", loaders=2)
+    job.leasing.widen(0, 2)
+    job.take(job.leasing.lose(1, "it was killed"))
+    assert job.leasing.loaders_of(0) == [2]
+    with pytest.raises(LaunchError, match="source 'a' cannot be read on rank 2: it is not the same there"):
+        job.leasing.opened(2, opened(0, num_records=8))
+
+
+def test_a_source_that_is_closed_while_it_opens_stays_closed():
+    job = Played("a", loaders=2)
+    job.leasing.narrow(0, 2)
+    job.leasing.widen(0, 2)
+    job.take(job.leasing.lose(1, "it was killed"))  # so that rank 2 has it, though it is opening it still
+    job.leasing._affinity[0].append(1)  # and another one later
+    assert job.take(job.leasing.narrow(0, 2)) == [(2, m.CloseSource(source=0))]
+    assert job.leasing.opened(2, opened(0)) == []
+    assert job.leasing.loaders_of(0) == [1]
+
+
 def test_sources_begin_where_they_are_put():
     recipe, placement = make_recipe(weights=dict.fromkeys("abc", 1)), make_placement(3)
     leasing = Leasing(recipe, placement, {2: "it was killed"}, affinity=[[3], [2], [1, 2, 3]])
