@@ -27,6 +27,7 @@ from msdata_jax.recipe import Recipe, Source
 from msdata_jax.records import Block, Sample, info_dtype
 from msdata_jax.roles import messages as m
 from msdata_jax.runtime import wire
+from msdata_jax.runtime.figures import smaps_bytes
 from msdata_jax.scaling.profile import MOST_TEXT, Lengths, Profile, SourceProfile, Stage
 from msdata_jax.sources.child import Child, ChildDied
 from msdata_jax.sources.frames import encode
@@ -536,8 +537,7 @@ def _private_bytes() -> int:
     total = 0
     for pid in (os.getpid(), *_descendants(os.getpid())):
         with contextlib.suppress(OSError, ValueError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
+            total += smaps_bytes("Private_", pid)
     return total
 
 

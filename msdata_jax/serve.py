@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,11 +30,10 @@ from msdata_jax.runtime.ear import Ear
 from msdata_jax.runtime.job import SHOW_SECONDS, join_job, leave_job, lost_ranks
 from msdata_jax.runtime.limits import TimeLimits
 from msdata_jax.runtime.loop import FAILURE_SECONDS, describe_failure
-from msdata_jax.runtime.monitoring import Watching, observe, show_alarm, start_monitor
+from msdata_jax.runtime.monitoring import Watching, observe, show_alarm, start_monitor, tell_decided
 from msdata_jax.runtime.observing import NoObserver
 from msdata_jax.runtime.scaling import ScaleOptions
 from msdata_jax.runtime.status import memory_by_role
-from msdata_jax.scaling.decision_log import Round
 
 if TYPE_CHECKING:
     from msdata_transport import Endpoint
@@ -145,13 +145,6 @@ class _SeenBy:
     observer: NoObserver
     scale: ScaleOptions
 
-    def decided(self, decided: Round) -> None:
-        """A round of scaling: write it down, and show what people should know."""
-        if self.monitor is not None:
-            self.monitor.decided(decided.to_plain())
-        if decided.note:
-            print(f"msdata: {decided.note}", file=sys.stderr, flush=True)  # noqa: T201
-
     def tellers(self, folder: RunFolder | None) -> list[Callable[[Mapping[str, Any]], object]]:
         """Who takes the status."""
         tellers: list[Callable[[Mapping[str, Any]], object]] = []
@@ -210,7 +203,7 @@ def _plan(
             on_status=tell if tellers else None,
             observer=seen_by.observer,
             scale=seen_by.scale,
-            on_round=seen_by.decided,
+            on_round=partial(tell_decided, seen_by.monitor),
         )
     if folder is not None:
         outcome = {"ok": True, "stopped": figures["stopped"], "lost": figures["lost"]}

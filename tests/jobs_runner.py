@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +52,12 @@ def launch_line(
     return [*line, str(recipe), "--", *train]
 
 
+def run_line(line: Sequence[str], env: Mapping[str, str]) -> None:
+    """Run a job that must end well."""
+    done = subprocess.run(line, env=env, timeout=150, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
 def run_job(
     data: Path,
     out: Path,
@@ -70,9 +76,7 @@ def run_job(
     """
     train = [str(JOBS / "train.py"), mesh, str(steps), str(out), *(["explicit"] if explicit else [])]
     line = launch_line(loaders, trainers, *train) if loaders else [sys.executable, *train]
-    env = environment(data, MSDATA_TEST_VARIANT=variant, MSDATA_TEST_TRAINERS=str(trainers))
-    done = subprocess.run(line, env=env, timeout=150, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    run_line(line, environment(data, MSDATA_TEST_VARIANT=variant, MSDATA_TEST_TRAINERS=str(trainers)))
     reports = [json.loads((out / f"report{i}.json").read_text()) for i in range(trainers)]
     num_steps = len(reports[0]["sums"])
     return JobResult([global_batch(out, step, process) for step in range(num_steps)], reports)

@@ -13,6 +13,7 @@ from typing import Any
 from recipe import folder, recipe, settings
 
 import msdata_jax as msd
+from msdata_jax.runtime.figures import smaps_bytes
 
 
 def main() -> None:
@@ -51,7 +52,7 @@ def look(pids: list[int], epoch: float) -> dict[str, Any]:
     """Memory in MB and open data files of each loader now."""
     return {
         "epoch": epoch,
-        "pss_mb": [pss_mb(pid) for pid in pids],
+        "pss_mb": [smaps_bytes("Pss:", pid) / (1 << 20) for pid in pids],
         "open_files": [open_data_files(pid) for pid in pids],
     }
 
@@ -68,11 +69,6 @@ def is_loader(pid: int) -> bool:
     except OSError:  # it is gone
         return False
     return parent == os.getppid() and b"loader" in words
-
-
-def pss_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("Pss:"))) / 1024
 
 
 def open_data_files(pid: int) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,19 +39,10 @@ def read_json(path: Path, what: str, parse: Callable[[Any], T]) -> T:
 
 def write_json(path: Path, value: Any) -> None:
     """Put JSON in the place of `path` at once. Raises OSError."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w") as stream:
-            json.dump(value, stream, indent=1)
-            stream.write("\n")
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        draft.write_text(json.dumps(value, indent=1) + "\n")
+        os.replace(draft, path)
     except BaseException:
-        os.unlink(temporary)
+        draft.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

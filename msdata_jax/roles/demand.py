@@ -4,6 +4,7 @@ import numpy as np
 
 from msdata_jax.errors import RecipeError
 from msdata_jax.planning.mixing import Mixture
+from msdata_jax.scaling.needs import samples_per_step
 
 _DECAY = 0.75
 """What the demand of a step loses with each step that draws less."""
@@ -120,9 +121,13 @@ class Demand:
         """Samples of a step with these weights, so many that its tokens are as many as of late."""
         if weights is None:
             return np.zeros(len(self._names))
-        counts = weights / _filled(self._units)
-        tokens = float((counts * _filled(self._tokens)).sum())
-        return counts * (self._tokens_per_step / tokens) if tokens > 0 else counts * 0.0
+        return samples_per_step(
+            weights[None],
+            _filled(self._units),
+            _filled(self._tokens),
+            places=self._tokens_per_step,
+            most_samples=np.inf,
+        )[0]
 
 
 def _filled(means: np.ndarray) -> np.ndarray:

@@ -11,11 +11,15 @@ HEAVY_MODULES = ("jax", "jaxlib", "torch", "orbax", "tensorflow")
 def pss_mb() -> float:
     """Proportional set size of this process in MB (its own pages plus its share of shared ones)."""
     try:
-        text = Path("/proc/self/smaps_rollup").read_text()
+        return round(smaps_bytes("Pss:") / (1 << 20), 1)
     except OSError:  # not Linux
         return 0.0
-    kilobytes = next(line.split()[1] for line in text.splitlines() if line.startswith("Pss:"))
-    return round(int(kilobytes) / 1024, 1)
+
+
+def smaps_bytes(prefix: str, pid: int | str = "self") -> int:
+    """Memory of a process: the sum of the lines of its smaps_rollup that begin so. Raises OSError."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(prefix))
 
 
 def resident_bytes() -> int:

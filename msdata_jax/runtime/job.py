@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,10 +31,9 @@ from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.ending import end_badly, flush, run_first_at_exit, write_whole_lines
 from msdata_jax.runtime.loop import FAILURE_SECONDS, WORKER_SECONDS, describe_failure
-from msdata_jax.runtime.monitoring import Watching, observe, start_monitor
+from msdata_jax.runtime.monitoring import Watching, observe, start_monitor, tell_decided
 from msdata_jax.runtime.observing import NoObserver
 from msdata_jax.runtime.scaling import ScaleOptions
-from msdata_jax.scaling.decision_log import Round
 
 if TYPE_CHECKING:
     from msdata_transport import Endpoint
@@ -291,15 +291,9 @@ def start_in_process(
                 recorder=plan_log,
                 on_status=monitor.tell if monitor else None,
                 scale=scale,
-                on_round=decided,
+                on_round=partial(tell_decided, monitor),
                 observer=observe(watching, 0, placement, monitor.measured if monitor else None),
             )
-
-    def decided(round_: Round) -> None:
-        if monitor:
-            monitor.decided(round_.to_plain())
-        if round_.note:
-            print(f"msdata: {round_.note}", file=sys.stderr, flush=True)  # noqa: T201
 
     size = 2 + num_loaders
     placement = Placement(planner=0, loaders=tuple(range(1, size - 1)), constructors=(size - 1,))

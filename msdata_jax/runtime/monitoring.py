@@ -14,6 +14,7 @@ from msdata_jax.observing.monitor import Monitor, Sink
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles.placement import Placement
 from msdata_jax.runtime.observing import NoObserver, Observer, OnMeasured, clock_anchor
+from msdata_jax.scaling.decision_log import Round
 
 RECORD_VARIABLE = "MSDATA_RECORD"
 """Names the folder of the record to a training process; set by `msdata launch` and `msdata serve`."""
@@ -113,6 +114,14 @@ def show_alarm(alarm: Alarm) -> None:
     """Show an alarm on stderr, unless people want quiet."""
     if not os.environ.get(QUIET_VARIABLE):
         print(f"msdata: {alarm.text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def tell_decided(monitor: Monitor | None, decided: Round) -> None:
+    """Write a round of scaling down, where anybody does, and show what people should know of it."""
+    if monitor is not None:
+        monitor.decided(decided.to_plain())
+    if decided.note:
+        print(f"msdata: {decided.note}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def start_monitor(

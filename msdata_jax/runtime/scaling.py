@@ -56,7 +56,6 @@ def make_scaling(
     """
     threads = dict.fromkeys(placement.readers, options.threads)
     affinity: Sequence[Sequence[int]] | None = None
-    costs: Sequence[float | None] | None = None
     partition = options.partition
     if partition is not None:
         threads |= dict(zip(placement.loaders, partition.threads, strict=False))
@@ -74,7 +73,6 @@ def make_scaling(
         threads=threads,
         tell_threads=partition is not None,
         affinity=affinity,
-        costs=costs,
         on_round=on_round,
     )
 

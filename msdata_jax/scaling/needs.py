@@ -54,8 +54,8 @@ class SourceNeed:
 
 def samples_per_step(
     weights: np.ndarray,
-    units: Sequence[float],
-    tokens: Sequence[float],
+    units: Sequence[float] | np.ndarray,
+    tokens: Sequence[float] | np.ndarray,
     *,
     places: float,
     most_samples: float,

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from msdata_jax.errors import RecipeError
@@ -65,10 +65,10 @@ class Hysteresis:
 
     Where a loader is busier than `high` for `patience` observations in a row, it gets another thread if the
     limits allow, else its largest source another loader: one at work already that has room for it, else one
-    that stands by. Where a source would do with fewer loaders, and they stay below
-    `low` then, for `idle_patience` observations in a row, it is narrowed; threads shrink alike. The gap
-    between `low` and `high`, the runs of observations, and `cooldown` after each change keep noise from
-    moving anything to and fro. A loader short of memory gives sources away first.
+    that stands by. Where a source would do with fewer loaders, and they stay below `low` then, for
+    `idle_patience` observations in a row, it is narrowed; threads shrink alike. The gap between `low` and
+    `high`, the runs of observations, and `cooldown` after each change keep noise from moving anything to and
+    fro. A loader short of memory gives sources away first.
 
     The paper (MegaScale-Data, section on its AutoScaler) has the moving average, threshold, consecutive
     intervals and the look at the schedule; the load model and the numbers are ours.
@@ -327,25 +327,23 @@ class _Round:
                 f"{self._seen.limits.memory_bytes / 1e6:.0f} MB"
             )
             here = [number for number, each in enumerate(self._loaders) if loader.rank in each]
-            if any(
-                self._decide(replace(self._leave(number, loader.rank), why=why)) for number in here
-            ) or any(
-                self._decide(replace(each, why=why)) for number in here for each in self._elsewhere(number)
-            ):
+            leaves = [Decision(kind="narrow", loader=loader.rank, source=number, why=why) for number in here]
+            goes = [
+                Decision(kind="widen", loader=other.rank, source=number, why=why)
+                for number in here
+                if (other := self._emptiest_other(number)) is not None
+            ]
+            if any(self._decide(each) for each in (*leaves, *goes)):
                 self._changed[f"memory of rank {loader.rank}"] = self._round
 
-    def _leave(self, number: int, rank: int) -> Decision:
-        return Decision(kind="narrow", loader=rank, source=number)
-
-    def _elsewhere(self, number: int) -> list[Decision]:
-        """Loaders with memory to spare that a source is not on, the emptiest first."""
+    def _emptiest_other(self, number: int) -> LoaderView | None:
+        """The loader with most memory to spare that a source is not on."""
         others = [
             each
             for each in self._seen.loaders
             if each.rank not in self._loaders[number] and not self._is_short(each, 0.8)
         ]
-        others.sort(key=lambda each: (each.memory_bytes, each.rank))
-        return [Decision(kind="widen", loader=each.rank, source=number) for each in others[:1]]
+        return min(others, key=lambda each: (each.memory_bytes, each.rank), default=None)
 
     def memory(self) -> dict[str, Any]:
         """What to remember."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs.recipe import make_recipe
-from jobs_runner import JOBS, environment, global_batch, launch_line
+from jobs_runner import JOBS, environment, global_batch, launch_line, run_line
 
 from msdata_jax.cli.mpiexec import command_line
 from msdata_jax.lineage import PlanLog, row_segments, segment_origin
@@ -25,15 +25,7 @@ def job(job_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("plan_log")
     options = ("--plan-log", str(out / "plan.log"))
     train = [str(JOBS / "train.py"), "dp4", str(NUM_STEPS), str(out)]
-    done = subprocess.run(
-        launch_line(2, 2, *train, options=options),
-        env=environment(job_data, MSDATA_TEST_TRAINERS="2"),
-        timeout=150,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_line(launch_line(2, 2, *train, options=options), environment(job_data, MSDATA_TEST_TRAINERS="2"))
     return out
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs_runner import JOBS, environment, launch_line
+from jobs_runner import JOBS, environment, launch_line, run_line
 from observing.traces import arrows, check, slices
 
 from msdata_jax.observing.record import RunRecord
@@ -114,15 +114,7 @@ def test_the_record_of_a_job_of_two_trainers_adds_up(job_data: Path, tmp_path: P
     steps, record, board = 8, tmp_path / "runs" / "1", tmp_path / "board"
     options = ("--record", str(record), "--tensorboard", str(board), "--summary", str(tmp_path / "job.json"))
     train = [str(JOBS / "train.py"), "dp4", str(steps), str(tmp_path)]
-    done = subprocess.run(
-        launch_line(2, 2, *train, options=options),
-        env=environment(job_data, MSDATA_TEST_TRAINERS="2"),
-        timeout=150,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_line(launch_line(2, 2, *train, options=options), environment(job_data, MSDATA_TEST_TRAINERS="2"))
     line = list(RunRecord(record).lines())[-1]
     ranks = line["ranks"]
     roles = {rank: figures["role"] for rank, figures in ranks.items()}

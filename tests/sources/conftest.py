@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sources.opening import OPENED
 
 WORDS = ("data", "layer", "größe", "東京", "mixture", "rank", "plan", "2048", "(x)", "tokens", "the", "of")
 
@@ -71,6 +72,13 @@ def text_of(record):
     """The document of a raw record, whatever its format."""
     value = next(record[key] for key in ("text", "txt", "record") if key in record)
     return value.decode() if isinstance(value, bytes) else value
+
+
+@pytest.fixture(autouse=True)
+def _close_what_is_opened():
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 @pytest.fixture(params=sorted(WRITERS))

@@ -9,33 +9,14 @@ import threading
 
 import numpy as np
 import pytest
+from sources.opening import opened, read_all
 
 from msdata_jax.errors import SourceError
 from msdata_jax.sources import files as files_module
 from msdata_jax.sources import handles as handles_module
-from msdata_jax.sources.files import open_files
 from msdata_jax.sources.formats import choose_format
 from msdata_jax.sources.handles import OpenFiles
 from msdata_jax.sources.protocol import BadRecord
-
-
-def read_all(records):
-    return records.read(np.arange(len(records)))
-
-
-OPENED = []
-
-
-def opened(pattern, options=None, *, keep_damaged=False):
-    OPENED.append(open_files(str(pattern), options or {}, keep_damaged=keep_damaged))
-    return OPENED[-1]
-
-
-@pytest.fixture(autouse=True)
-def _close_what_is_opened():
-    yield
-    while OPENED:
-        OPENED.pop().close()
 
 
 def test_records_come_back(write, helpers):

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sources.opening import OPENED, read_all
+from sources.opening import opened as open_anyhow
 
 from benchmarks.range_server import RangeServer
 from msdata_jax.errors import SourceError
@@ -24,23 +26,10 @@ from msdata_jax.sources.protocol import BadRecord
 
 DATA = Path(__file__).parent / "data" / "mds"
 KINDS = ("raw", "hashed", "zstd", "gz")
-OPENED = []
 
 
 def opened(path, options=None):
-    OPENED.append(open_files(str(path), options or {}, keep_damaged=True))
-    return OPENED[-1]
-
-
-@pytest.fixture(autouse=True)
-def _close_what_is_opened():
-    yield
-    while OPENED:
-        OPENED.pop().close()
-
-
-def read_all(records):
-    return records.read(np.arange(len(records)))
+    return open_anyhow(path, options, keep_damaged=True)
 
 
 def from_json(told):

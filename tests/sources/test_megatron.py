@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sources.opening import OPENED, opened
 
 from benchmarks.range_server import RangeServer
 from msdata_jax.errors import SourceError
@@ -21,19 +22,6 @@ from msdata_jax.sources.files import open_files
 from msdata_jax.sources.protocol import BadRecord
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
-OPENED = []
-
-
-def opened(path, options=None, *, keep_damaged=False):
-    OPENED.append(open_files(str(path), options or {}, keep_damaged=keep_damaged))
-    return OPENED[-1]
-
-
-@pytest.fixture(autouse=True)
-def _close_what_is_opened():
-    yield
-    while OPENED:
-        OPENED.pop().close()
 
 
 def tokens_of(records):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sources.opening import OPENED, opened, read_all
 
 from benchmarks.range_server import RangeServer
 from msdata_jax.errors import SourceError
@@ -26,23 +27,6 @@ TEXTS = [
     (Path(os.__file__).parent / f"{name}.py").read_text()
     for name in ("this", "bisect", "heapq", "copy", "stat")
 ]
-OPENED = []
-
-
-def opened(path, options=None, *, keep_damaged=False):
-    OPENED.append(open_files(str(path), options or {}, keep_damaged=keep_damaged))
-    return OPENED[-1]
-
-
-@pytest.fixture(autouse=True)
-def _close_what_is_opened():
-    yield
-    while OPENED:
-        OPENED.pop().close()
-
-
-def read_all(records):
-    return records.read(np.arange(len(records)))
 
 
 def masked(content):
