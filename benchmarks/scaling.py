@@ -1,15 +1,17 @@
 """Loaders that scale themselves, against fixed sizes: wait for data, and memory, of the same threads.
 
-Eight Parquet sources; a sample of one takes 20 ms to transform, of the others 0.2 ms. The mixture gives that
-one 4 % of the samples, then 40 %, then 4 % again. Four loaders of one worker thread each feed one training
-process that takes 100 ms a step; while the mixture swings, the dear source keeps 2.6 threads busy.
+Eight Parquet sources; a sample of one takes 100 times as long to transform as one of the others. The mixture
+gives that one 4 % of the samples, then 40 %, then 4 % again. Loaders of one worker thread each feed one
+training process that takes 100 ms a step. Where the cost is `wait`, a dear sample waits for 20 ms, and keeps
+2.6 of four loaders busy while the mixture swings; where it is `cpu`, it computes for 10 ms, and keeps 1.3 of
+two loaders busy. A quick run leaves `cpu` out.
 
 `fixed, even`: each source on one loader, as many on each. `fixed, for the slowest`: every source on every
 loader, the size that the dear source needs. `scaled`: begins as `fixed, even`, and scales itself.
 
 A row is the median run. `wait_percent` is the wait for data over the time of all steps but the first ten;
 `swing_wait_percent` the same of the steps in which the dear source has 40 %. `loaders_pss_mb` is the memory
-of the four loaders, the mean over the run.
+of the loaders, the mean over the run.
 """
 
 import json
@@ -30,7 +32,8 @@ from msdata_jax.scaling.partition import Partition
 from msdata_jax.scaling.policy import Hysteresis
 
 JOB = Path(__file__).parent / "scaling_job"
-LOADERS = 4
+LOADERS = {"wait": 4, "cpu": 2}
+"""By what a sample costs."""
 STEP_SECONDS = 0.1
 WARM_UP = 10
 NAMES = ("dear", *(f"cheap{i}" for i in range(7)))
@@ -58,29 +61,39 @@ SIZES = {
 
 def run(quick: bool) -> dict[str, Any]:
     """One row for each size; `quick` takes one shorter run of each instead of the median of three."""
-    shape, runs = (QUICK, 1) if quick else (FULL, 3)
-    with jobs.data_folder() as folder:
-        write_data(folder)
-        results = {size: [run_one(folder, size, shape, number) for number in range(runs)] for size in SIZES}
-    digests = {each["digest"] for found in results.values() for each in found}
-    if len(digests) != 1:
-        raise jobs.JobProblem(f"batches differ between sizes: {sorted(digests)}")
-    rows = [_row(size, found) for size, found in results.items()]
-    even, slowest, scaled = rows
+    shape, runs, costs = (QUICK, 1, ("wait",)) if quick else (FULL, 3, tuple(LOADERS))
     notes = [
         f"{shape.steps} steps of {1000 * STEP_SECONDS:.0f} ms, swing from step {shape.swing_at} to "
-        f"{shape.swing_stop}; bytes of all batches equal in all {len(digests) and runs * len(SIZES)} runs",
-        f"fixed, even waits {even['wait_percent'] / max(scaled['wait_percent'], 0.01):.0f} times as long as "
-        f"scaled; fixed, for the slowest takes {slowest['loaders_pss_mb'] / scaled['loaders_pss_mb']:.2f} "
-        "times its memory",
+        f"{shape.swing_stop}; bytes of all batches equal in all {len(costs) * runs * len(SIZES)} runs"
     ]
-    notes += [note for each in results["scaled"] for note in each["decided"]]
+    rows, digests = [], set()
+    for cost in costs:
+        with jobs.data_folder() as folder:
+            write_data(folder, LOADERS[cost])
+            results = {
+                size: [run_one(folder, cost, size, shape, number) for number in range(runs)] for size in SIZES
+            }
+        digests |= {each["digest"] for found in results.values() for each in found}
+        rows += [_row(cost, size, found) for size, found in results.items()]
+        notes += [_compare(cost, *rows[-len(SIZES) :])]
+        notes += [f"{cost}: {note}" for note in results["scaled"][0]["decided"]]
+    if len(digests) != 1:
+        raise jobs.JobProblem(f"batches differ between sizes: {sorted(digests)}")
     return {"name": "scaling", "rows": rows, "notes": notes}
 
 
-def _row(size: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _compare(cost: str, even: dict[str, Any], slowest: dict[str, Any], scaled: dict[str, Any]) -> str:
+    return (
+        f"{cost}: fixed, even waits {even['wait_percent'] / max(scaled['wait_percent'], 0.01):.0f} times as "
+        f"long as scaled; fixed, for the slowest takes "
+        f"{slowest['loaders_pss_mb'] / scaled['loaders_pss_mb']:.2f} times its memory"
+    )
+
+
+def _row(cost: str, size: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     middle = sorted(found, key=lambda each: each["wait_percent"])[len(found) // 2]
     return {
+        "cost": cost,
         "size": size,
         **{name: middle[name] for name in ("wait_percent", "swing_wait_percent", "steps_per_second")},
         "wait_percent_worst": max(each["wait_percent"] for each in found),
@@ -88,22 +101,21 @@ def _row(size: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run_one(
-    folder: Path, size: str, shape: Shape, number: int, options: Sequence[str] = ()
-) -> dict[str, Any]:
+def run_one(folder: Path, cost: str, size: str, shape: Shape, number: int) -> dict[str, Any]:
     """One job: its waits, its memory, and what was decided.
 
     Args:
         folder: of the data.
+        cost: a name in `LOADERS`.
         size: a name in `SIZES`.
         shape: of the run.
         number: of the run, for its folder.
-        options: of `msdata launch`, behind those of the size.
     """
     record = folder / f"record-{size.replace(', ', '-').replace(' ', '-')}-{number}"
     report = folder / "report.json"
     report.unlink(missing_ok=True)
-    launch = ["--loaders", str(LOADERS), "--threads", "1", "--max-threads", "1", "--record", str(record)]
+    launch = ["--loaders", str(LOADERS[cost]), "--threads", "1", "--max-threads", "1"]
+    launch += ["--record", str(record)]
     launch += [str(folder / each) if each.endswith(".json") else each for each in SIZES[size]]
     train = [str(JOB / "train.py"), str(report), str(shape.steps), str(STEP_SECONDS)]
     line = [
@@ -112,17 +124,20 @@ def run_one(
         "msdata_jax",
         "launch",
         *launch,
-        *options,
         str(JOB / "recipe.py"),
         "--",
         *train,
     ]
-    swing = {"MSDATA_BENCH_SWING": f"{shape.swing_at},{shape.swing_stop}"}
-    print(f"scaling: {size}, run {number + 1}", file=sys.stderr, flush=True)
-    finished = run_with_deadline(line, DEADLINE_SECONDS, jobs.environment(folder) | swing)
+    settings = {"MSDATA_BENCH_SWING": f"{shape.swing_at},{shape.swing_stop}", "MSDATA_BENCH_COST": cost}
+    print(f"scaling: {cost}, {size}, run {number + 1}", file=sys.stderr, flush=True)
+    finished = run_with_deadline(line, DEADLINE_SECONDS, jobs.environment(folder) | settings)
     if finished.status != 0 or not report.exists():
         raise jobs.JobProblem(f"{' '.join(line)} {finished.how}:\n{finished.last_lines}")
-    return {**_waits(json.loads(report.read_text()), shape), **_memory(record), "decided": _decided(record)}
+    return {
+        **_waits(json.loads(report.read_text()), shape),
+        **_memory(record, LOADERS[cost]),
+        "decided": _decided(record),
+    }
 
 
 def _waits(report: dict[str, Any], shape: Shape) -> dict[str, Any]:
@@ -140,15 +155,15 @@ def _waits(report: dict[str, Any], shape: Shape) -> dict[str, Any]:
     }
 
 
-def _memory(record: Path) -> dict[str, float]:
+def _memory(record: Path, num_loaders: int) -> dict[str, float]:
     """Memory of the loaders, the mean over the lines of a record."""
     sums: list[float] = []
     for line in read_lines(record / "metrics.jsonl"):
         loaders = [each for each in line["ranks"].values() if each["role"] == "loader" and each["pss_mb"]]
-        if len(loaders) == LOADERS:
+        if len(loaders) == num_loaders:
             sums.append(sum(each["pss_mb"] for each in loaders))
     if not sums:
-        raise jobs.JobProblem(f"{record} has no line with the memory of {LOADERS} loaders")
+        raise jobs.JobProblem(f"{record} has no line with the memory of {num_loaders} loaders")
     return {"loaders_pss_mb": statistics.mean(sums)}
 
 
@@ -167,7 +182,7 @@ def _decided(record: Path) -> list[str]:
     ]
 
 
-def write_data(folder: Path) -> None:
+def write_data(folder: Path, num_loaders: int) -> None:
     """A Parquet file of numbers for each source, and the partition with every source on every loader."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -181,15 +196,15 @@ def write_data(folder: Path) -> None:
     count = len(NAMES)
     everywhere = Partition(
         sources=NAMES,
-        loaders=LOADERS,
-        threads=(1,) * LOADERS,
-        affinity=(tuple(range(LOADERS)),) * count,
+        loaders=num_loaders,
+        threads=(1,) * num_loaders,
+        affinity=(tuple(range(num_loaders)),) * count,
         tiers=("ranks",) * count,
         steps_per_second=1 / STEP_SECONDS,
         needs=(0.0,) * count,
         worst_needs=(0.0,) * count,
-        cpus=float(LOADERS),
-        utilisation=(0.0,) * LOADERS,
-        memory_bytes=(0,) * LOADERS,
+        cpus=float(num_loaders),
+        utilisation=(0.0,) * num_loaders,
+        memory_bytes=(0,) * num_loaders,
     )
     (folder / "everywhere.json").write_text(json.dumps(everywhere.to_json()))

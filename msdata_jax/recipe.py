@@ -19,9 +19,9 @@ class Source:
     Attributes:
         data: anything with grain's random-access protocol (`__len__`, `__getitem__`; batched `__getitems__`
             or `_getitems` where there is one), a `grain.MapDataset`, or a path, URL or glob of files:
-            `.arrayrecord` or `.array_record`, `.parquet`, `.jsonl` (one JSON object a line), `.tar`
-            (WebDataset), `.tfrecord` or `.tfrecords`, `.idx` or `.bin` (a pair of Megatron-LM), or of folders
-            with an `index.json` of MDS.
+            `.arrayrecord` or `.array_record`, `.parquet`, `.jsonl`, `.ndjson` or `.json` (one JSON object a
+            line; also `.gz` and `.zst`), `.tar` (WebDataset), `.tfrecord` or `.tfrecords`, `.idx` or `.bin`
+            (a pair of Megatron-LM); or a folder: of MDS, Zarr, N5, or loose files that are values.
         transforms: applied in order to each record; callables, or grain's `Map`, `RandomMap`, `Filter`. A
             callable returns the new sample, a list of samples (a split), or None to leave the record out.
         measure: turns a transformed sample into metadata columns (int64) beyond `tokens`, `patches` and

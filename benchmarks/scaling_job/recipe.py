@@ -1,7 +1,7 @@
 """Eight sources, one of which takes a hundred times as long, in a mixture that swings to it and back.
 
-A transform waits as long as its source costs: as storage far away or a decoder on another device does, and as
-a decoder of this host would on cores of its own, so that the comparison is the same on any number of cores.
+A transform waits as long as its source costs, as storage far away or a decoder on another device does, so
+that the comparison is the same on any number of cores. With MSDATA_BENCH_COST=cpu it computes, half as long.
 """
 
 import os
@@ -10,16 +10,19 @@ from pathlib import Path
 
 import msdata_jax as msd
 
-CHEAP_SECONDS, DEAR_SECONDS = 0.0002, 0.02
+COSTS = {"wait": (0.0002, 0.02), "cpu": (0.0001, 0.01)}
+"""Seconds of a sample of a cheap source, and of the dear one."""
 NUM_CHEAP = 7
 SEQ_LEN, ROWS = 64, 32
 QUIET_SHARE, SWING_SHARE = 0.04, 0.4
 
 folder = Path(os.environ["MSDATA_BENCH_FOLDER"])
+cost = os.environ.get("MSDATA_BENCH_COST", "wait")
+cheap_seconds, dear_seconds = COSTS[cost]
 swing_at, swing_stop = map(int, os.environ.get("MSDATA_BENCH_SWING", "100,200").split(","))
 
 
-class Wait:
+class Take:
     """Takes `seconds` for a record, and keeps its first tokens."""
 
     def __init__(self, seconds: float) -> None:
@@ -27,7 +30,11 @@ class Wait:
 
     def __call__(self, record: dict) -> dict:
         """The record's sample."""
-        time.sleep(self._seconds)
+        if cost == "wait":
+            time.sleep(self._seconds)
+        stop = time.thread_time() + self._seconds
+        while cost == "cpu" and time.thread_time() < stop:
+            pass
         return {"tokens": record["tokens"][:SEQ_LEN]}
 
 
@@ -40,7 +47,7 @@ recipe = msd.Recipe(
     sources={
         name: msd.Source(
             str(folder / f"{name}.parquet"),
-            [Wait(DEAR_SECONDS if name == "dear" else CHEAP_SECONDS)],
+            [Take(dear_seconds if name == "dear" else cheap_seconds)],
             block_size=8,
         )
         for name in weights(QUIET_SHARE)

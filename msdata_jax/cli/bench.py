@@ -7,27 +7,37 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
 
 import msdata_jax
+from msdata_jax.cli import bench_page
 from msdata_jax.cli.machine import describe_machine, package_versions
-from msdata_jax.cli.tables import in_words, make_console, make_table
+from msdata_jax.cli.tables import in_words, make_console, make_table, tables_of
 
 BENCHMARKS = Path(msdata_jax.__file__).resolve().parent.parent / "benchmarks"
+
+
+ALL = "all"
 
 
 @click.command("bench")
 @click.argument("name", required=False)
 @click.option("--list", "as_list", is_flag=True, help="List the benchmarks and what each measures.")
-@click.option("--quick", is_flag=True, help="Under a minute, with fewer rounds; figures are rougher.")
+@click.option("--quick", is_flag=True, help="About a minute each, with fewer rounds; figures are rougher.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: rows, versions, machine.")
-def command(name: str | None, as_list: bool, quick: bool, as_json: bool) -> int:
-    """Run the benchmark NAME and print its rows; without NAME list what there is.
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write NAME.json, pictures, and index.html with all that the folder holds.",
+)
+def command(name: str | None, as_list: bool, quick: bool, as_json: bool, results: Path | None) -> int:
+    """Run the benchmark NAME, or `all`, and print its rows; without NAME list what there is.
 
     Progress goes to stderr. Benchmarks live in the folder `benchmarks` of the source tree, not in the
-    installed package.
+    installed package. With `all`, one that fails is named at the end, and the status is 1.
     """
     known = find_benchmarks(BENCHMARKS)
     if not known:
@@ -39,14 +49,40 @@ def command(name: str | None, as_list: bool, quick: bool, as_json: bool) -> int:
     if name is None or as_list:
         _show_list(known, as_json)
         return 0
-    if name not in known:
-        raise click.UsageError(f"there is no benchmark {name!r}; there are {', '.join(known)}")
-    result = run_benchmark(name, quick)
+    if name not in (*known, ALL):
+        raise click.UsageError(
+            f"there is no benchmark {name!r}; there are {', '.join(known)}, and all of them: {ALL}"
+        )
+    found, failures = _run_all(tuple(known) if name == ALL else (name,), quick, results)
     if as_json:
-        click.echo(json.dumps(result, indent=2))
+        click.echo(json.dumps({"name": ALL, "results": found} if name == ALL else found[0], indent=2))
     else:
-        show(result, known[name])
-    return 0
+        for result in found:
+            show(result, known[result["name"]])
+    for failure in failures:
+        click.echo(f"msdata bench: {failure}", err=True)
+    return 1 if failures else 0
+
+
+def _run_all(
+    names: Sequence[str], quick: bool, folder: Path | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Results of the benchmarks, and what went wrong with others; a single one raises what it raised."""
+    found: list[dict[str, Any]] = []
+    failures: list[str] = []
+    for number, name in enumerate(names, start=1):
+        if len(names) > 1:
+            click.echo(f"msdata bench: {name}, {number} of {len(names)}", err=True)
+        try:
+            found.append(run_benchmark(name, quick))
+        except Exception as error:
+            if len(names) == 1:
+                raise
+            failures.append(f"{name} failed: {type(error).__name__}: {error}")
+        else:
+            if folder is not None:
+                bench_page.write_results(folder, found[-1], _module(name))
+    return found, failures
 
 
 def find_benchmarks(folder: Path) -> dict[str, str]:
@@ -61,8 +97,7 @@ def find_benchmarks(folder: Path) -> dict[str, str]:
 
 def run_benchmark(name: str, quick: bool) -> dict[str, Any]:
     """What `benchmarks.<name>.run(quick)` returns, with versions, machine and the time that it took."""
-    sys.path.insert(0, str(BENCHMARKS.parent))
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = _module(name)
     machine = describe_machine()  # before, so that the load is that of others
     begin = time.monotonic()
     result = module.run(quick=quick)
@@ -75,29 +110,22 @@ def run_benchmark(name: str, quick: bool) -> dict[str, Any]:
     }
 
 
+def _module(name: str) -> ModuleType:
+    if (root := str(BENCHMARKS.parent)) not in sys.path:
+        sys.path.insert(0, root)
+    return importlib.import_module(f"benchmarks.{name}")
+
+
 def show(result: Mapping[str, Any], title: str) -> None:
     """The rows as a table, what to know about them, and where they were measured."""
     console = make_console()
     console.print(f"[bold]{result['name']}[/bold]: {title}")
-    for rows in map(in_words, _tables(result["rows"])):
+    for rows in map(in_words, tables_of(result["rows"])):
         texts = {name for row in rows for name, value in row.items() if isinstance(value, str)}
         console.print(make_table(rows, texts))
     for note in result.get("notes", ()):
         console.print(f"- {note}", markup=False)
-    machine = result["machine"]
-    console.print(
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, load before "
-        f"{machine['load_1min']}; took {result['seconds']} s{', --quick' if result['quick'] else ''}",
-        style="dim",
-    )
-
-
-def _tables(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Rows by their columns: rows that measure different things make tables of their own."""
-    tables: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        tables.setdefault(tuple(row), []).append(row)
-    return list(tables.values())
+    console.print(bench_page.machine_line(result), style="dim", markup=False)
 
 
 def _show_list(known: Mapping[str, str], as_json: bool) -> None:
@@ -107,4 +135,4 @@ def _show_list(known: Mapping[str, str], as_json: bool) -> None:
     width = max(map(len, known))
     for name, line in known.items():
         click.echo(f"{name:{width}}  {line}")
-    click.echo("\nmsdata bench NAME [--quick] [--json] runs one", err=True)
+    click.echo("\nmsdata bench NAME [--quick] [--json] runs one, msdata bench all every one", err=True)

@@ -32,6 +32,14 @@ def in_words(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name.replace("_", " "): value for name, value in row.items()} for row in rows]
 
 
+def tables_of(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Rows by their columns: rows that measure different things make tables of their own."""
+    tables: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        tables.setdefault(tuple(row), []).append(row)
+    return list(tables.values())
+
+
 def make_table(
     rows: Sequence[Mapping[str, Any]],
     texts: Collection[str] = (),

@@ -1,6 +1,7 @@
 """The planner: decides, from metadata alone, what each step delivers, and who reads and sends what."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,17 @@ class Planner:
         )
         leasing.threads |= self._scaling.threads
         return leasing
+
+    def learnt(self) -> Scaling:
+        """How a next session is to begin: who reads what now, on how many threads, and what samples cost."""
+        leasing, num_sources = self._leasing, len(self._names)
+        return replace(
+            self._scaling,
+            threads={rank: leasing.threads[rank] for rank in leasing.readers if rank in leasing.threads},
+            tell_threads=self._scaling.tell_threads or leasing.threads != self._scaling.threads,
+            affinity=[list(leasing.loaders_of(source)) for source in range(num_sources)],
+            costs=[leasing.rates.seconds_per_sample(source) for source in range(num_sources)],
+        )
 
     # --- start ------------------------------------------------------------------------------------------
 

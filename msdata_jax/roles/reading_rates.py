@@ -37,10 +37,12 @@ class ReadingRates:
         return self._prior[source]
 
     def lease(self, loader: int, key: tuple[int, int], num_positions: int) -> None:
-        """A loader was told to read a block."""
+        """A loader was told to read a block; before any of its source was, a position counts as a sample."""
         self.forget(key)
-        per_position = self._seconds[key[0]] / max(self._positions[key[0]], 1e-9)
-        seconds = float(per_position or self._prior[key[0]] or 0.0) * num_positions
+        source, per_position = key[0], self._prior[key[0]] or 0.0
+        if self._positions[source] > 0:
+            per_position = float(self._seconds[source] / self._positions[source])
+        seconds = per_position * num_positions
         self._under_way[key] = loader, seconds
         self._waiting[loader] = self._waiting.get(loader, 0.0) + seconds
 

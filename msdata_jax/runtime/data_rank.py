@@ -25,6 +25,7 @@ from msdata_jax.runtime.saved_blocks import BlockFolders
 from msdata_jax.runtime.scaling import ScaleOptions, make_scaling
 from msdata_jax.runtime.status import StatusBoard
 from msdata_jax.scaling.decision_log import Round
+from msdata_jax.sources.forking import ForkUnsafeError
 from msdata_jax.sources.isolation import IsolatedReader, open_reader
 from msdata_jax.sources.reader import SourceReader
 
@@ -110,6 +111,7 @@ def run_planner(  # noqa: PLR0913 - keyword-only, each with a default
         if not loop.serves_again:
             break
         lost = {each["rank"]: each["why"] for each in latest["lost"]}
+        scaling = role.learnt()
     return figures
 
 
@@ -125,12 +127,16 @@ class _Readers:
     def open(self, index: int, isolate: bool) -> Reader:
         """The reader of a source.
 
-        With `isolate` one that reads in a child process, whatever the source says, for the caller to close.
+        With `isolate` one of its own, for the caller to close, that reads in a child process whatever the
+        source says; but for sources that no child of this process can read.
         """
         source = self._recipe.sources[self._recipe.source_names[index]]
         if isolate:
             seconds = source.sample_seconds or self._suspect_seconds
-            return self._open(index, replace(source, isolate=True, sample_seconds=seconds))
+            try:
+                return self._open(index, replace(source, isolate=True, sample_seconds=seconds))
+            except ForkUnsafeError:
+                return self._open(index, source)
         with self._locks[index]:
             if index not in self._readers:
                 self._readers[index] = self._open(index, source)

@@ -27,7 +27,8 @@ class ScaleOptions:
         threads: worker threads of a loader at first.
         max_threads: at most; None for as many as the planner has cores, and `threads` at least.
         loader_memory: bytes that a loader's process should stay under; 0 for no limit.
-        partition: who reads what at first, made ahead of the job; None for an even share.
+        partition: who reads what at first, and what samples cost, made ahead of the job; None for an even
+            share, and costs that are known once something was read.
     """
 
     policy: PolicyName = "off"
@@ -73,6 +74,7 @@ def make_scaling(
         threads=threads,
         tell_threads=partition is not None,
         affinity=affinity,
+        costs=None if partition is None else partition.seconds_per_sample,
         on_round=on_round,
     )
 

@@ -24,6 +24,7 @@ class SourceNeed:
         cpus: for each moment, CPU-seconds of a step, for sending too.
         sends: for each moment, seconds that the thread of a loader that sends takes for a step.
         mean: mean over the moments of `threads`.
+        seconds_per_sample: that one worker thread takes; None where it was not measured.
         lock_share: as in `SourceProfile`, 0 to 1.
         reader_bytes: of an open reader.
         library_bytes: of the libraries that it loads.
@@ -35,6 +36,7 @@ class SourceNeed:
     threads: tuple[float, ...]
     cpus: tuple[float, ...]
     sends: tuple[float, ...]
+    seconds_per_sample: float | None = None
     lock_share: float = 0.0
     reader_bytes: int = 0
     library_bytes: int = 0
@@ -100,6 +102,7 @@ def needs_of(
             threads=tuple((column * measured[name].wall_seconds).tolist()),
             cpus=tuple((column * (measured[name].cpu_seconds + measured[name].send_seconds)).tolist()),
             sends=tuple((column * measured[name].send_seconds).tolist()),
+            seconds_per_sample=None if name in missing else measured[name].wall_seconds,
             lock_share=_lock_share(measured[name]),
             reader_bytes=measured[name].reader_bytes,
             library_bytes=measured[name].library_bytes,

@@ -19,8 +19,8 @@ class SourceView:
         refused: ranks that could not open it.
         samples_per_step: that steps have drawn of late, a moving average.
         samples_ahead: most that a step in sight will draw, by the scheduled mixture.
-        seconds_per_sample: time of one worker thread to read and transform a sample, a moving average; None
-            where none was read yet.
+        seconds_per_sample: time of one worker thread to read and transform a sample, a moving average; where
+            none was read yet, by the source's profile, None without one.
         waited_seconds: how long trainers have waited for it since the observation before.
     """
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from msdata_jax.errors import RecipeError
 from msdata_jax.scaling.needs import SourceNeed
-from msdata_jax.scaling.profile import MOST_SOURCES, MOST_TEXT
+from msdata_jax.scaling.profile import MOST_SECONDS, MOST_SOURCES, MOST_TEXT
 
 Tier: TypeAlias = Literal["shared", "threads", "ranks"]
 TIERS: tuple[Tier, ...] = ("shared", "threads", "ranks")
@@ -109,6 +109,8 @@ class Partition:
         steps_per_second: the rate that this is for.
         needs: for each source, worker threads that it keeps busy at that rate, over the run.
         worst_needs: the same at the moment at which it is most.
+        seconds_per_sample: for each source, time of one worker thread to read and transform a sample, by its
+            profile; None where it has none. Empty where nothing is said of it, as in older files.
         cpus: that all loaders keep busy at their busiest moment.
         utilisation: for each loader the part of its threads that is busy at its busiest moment.
         memory_bytes: of each loader.
@@ -127,6 +129,7 @@ class Partition:
     steps_per_second: float
     needs: tuple[float, ...]
     worst_needs: tuple[float, ...]
+    seconds_per_sample: tuple[float | None, ...] = ()
     cpus: float
     utilisation: tuple[float, ...]
     memory_bytes: tuple[int, ...]
@@ -136,7 +139,8 @@ class Partition:
 
     def __post_init__(self) -> None:
         """Refuse what no job could start with."""
-        per_source = {len(self.affinity), len(self.tiers), len(self.needs), len(self.worst_needs)}
+        seconds = self.seconds_per_sample or self.sources
+        per_source = {*map(len, (self.affinity, self.tiers, self.needs, self.worst_needs, seconds))}
         per_loader = {len(self.threads), len(self.utilisation), len(self.memory_bytes)}
         if per_source != {len(self.sources)} or per_loader != {self.loaders} or self.loaders < 1:
             raise RecipeError(
@@ -201,6 +205,7 @@ def partition(needs: Sequence[SourceNeed], budget: Budget, *, recipe: str = "") 
         steps_per_second=rate,
         needs=tuple(need.mean * rate for need in needs),
         worst_needs=tuple(worst.tolist()),
+        seconds_per_sample=tuple(need.seconds_per_sample for need in needs),
         cpus=work.cpu_seconds / budget.headroom * rate,
         utilisation=tuple(chosen.busy(rate / budget.headroom, threads).tolist()),
         memory_bytes=tuple(memory),
@@ -502,6 +507,8 @@ def partition_from_json(value: Any) -> Partition:
         RecipeError: it is none, or of another version; says why.
     """
     known = {each.name for each in fields(Partition)}
+    if isinstance(value, Mapping):
+        value = {"seconds_per_sample": (), **value}  # older files lack it
     if not isinstance(value, Mapping) or set(value) != {"version", *known} or value["version"] != VERSION:
         raise RecipeError(
             f"a partition is a table of version {VERSION} with the fields {sorted(known)}; write it again "
@@ -516,6 +523,7 @@ def partition_from_json(value: Any) -> Partition:
         shadows=_whole(value["shadows"]),
         affinity=tuple(tuple(map(_whole, _list(mine))) for mine in _list(value["affinity"])),
         steps_per_second=_real(value["steps_per_second"]),
+        seconds_per_sample=tuple(map(_seconds, _list(value["seconds_per_sample"]))),
         cpus=_real(value["cpus"]),
         shadow_bytes=_whole(value["shadow_bytes"]),
         **rows,
@@ -543,3 +551,14 @@ def _real(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e300:
         raise RecipeError(f"a partition has finite numbers from 0 up, got {str(value)[:40]!r}")
     return float(value)
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    seconds = _real(value)
+    if seconds > MOST_SECONDS:
+        raise RecipeError(
+            f"seconds_per_sample of a partition are 0 to {MOST_SECONDS:g} or null, got {seconds:g}"
+        )
+    return seconds

@@ -15,8 +15,8 @@ VERSION = 1
 MOST_SOURCES = 65536
 MOST_TEXT = 4000
 """Characters of a text that is kept."""
+MOST_SECONDS = 1e9
 _MOST_COUNT = 2**62
-_MOST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +270,7 @@ def _text(name: str, table: Mapping[str, Any]) -> str:
     return value
 
 
-def _number(name: str, table: Mapping[str, Any], most: float = _MOST_SECONDS) -> float:
+def _number(name: str, table: Mapping[str, Any], most: float = MOST_SECONDS) -> float:
     value = table.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise RecipeError(f"{name} is a number from 0 to {most:g}, got {str(value)[:40]!r}")

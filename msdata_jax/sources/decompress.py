@@ -13,9 +13,12 @@ from msdata_jax.sources.storage import ByteFile
 
 PIECE_BYTES = 1 << 20
 MAX_WINDOW_BYTES = 128 << 20
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _INPUT_BYTES = 1 << 17
 _ZSTD_HEADER_BYTES = 18  # the longest one
 _ZSTD_BLOCK_BYTES = 128 << 10  # the most that a block stands for, packed or not
+_IS_SINGLE_SEGMENT = 0x20
 _RLE_BLOCK = 1
 _BAD_BLOCK = 3
 
@@ -65,7 +68,7 @@ def zstd_pieces(stream: ByteFile, start: int) -> Iterator[Piece]:
     """
     source = _Input(stream, start)
     while magic := source.peek(8):
-        if _is_skippable(magic):
+        if is_skippable(magic):
             source.seek(source.position + 8 + int.from_bytes(magic[4:8], "little"))
             if source.position > stream.size or len(magic) < 8:
                 raise DamagedError("the last skippable zstd frame is cut short")
@@ -96,13 +99,25 @@ def _zstd_frame(source: "_Input") -> Iterator[Piece]:
 
 def _check_zstd_header(zstandard: Any, source: "_Input", where: str) -> bool:
     """Whether a checksum follows the frame."""
-    parameters = zstandard.get_frame_parameters(source.peek(_ZSTD_HEADER_BYTES))
-    if parameters.window_size > MAX_WINDOW_BYTES:
-        raise DamagedError(
-            f"{where} needs a window of {parameters.window_size} bytes, {MAX_WINDOW_BYTES} are allowed; "
-            "compress without --long, or with --long=27 at most"
-        )
+    header = source.peek(_ZSTD_HEADER_BYTES)
+    _check_window(_window_bytes(header), where)  # beyond 2 GiB the library reads no header
+    parameters = zstandard.get_frame_parameters(header)
+    _check_window(parameters.window_size, where)
     return bool(parameters.has_checksum)
+
+
+def _window_bytes(header: bytes) -> int:
+    """The window by its descriptor; 0 where there is none, as for a frame that is its own window."""
+    has_descriptor = header[:4] == ZSTD_MAGIC and len(header) > 5 and not header[4] & _IS_SINGLE_SEGMENT
+    return (1 << 10 + (header[5] >> 3)) // 8 * (8 + (header[5] & 7)) if has_descriptor else 0
+
+
+def _check_window(num_bytes: int, where: str) -> None:
+    if num_bytes > MAX_WINDOW_BYTES:
+        raise DamagedError(
+            f"{where} needs a window of {num_bytes} bytes, {MAX_WINDOW_BYTES} are allowed; compress without "
+            "--long, or with --long=27 at most"
+        )
 
 
 def _take_zstd_blocks(source: "_Input", where: str) -> tuple[bytes, bool]:
@@ -121,7 +136,8 @@ def _take_zstd_blocks(source: "_Input", where: str) -> tuple[bytes, bool]:
     return b"".join(blocks), is_last
 
 
-def _is_skippable(beginning: bytes) -> bool:
+def is_skippable(beginning: bytes) -> bool:
+    """Whether a skippable zstd frame begins with these bytes, four or more of them."""
     return beginning[1:4] == b"\x2a\x4d\x18" and beginning[0] >> 4 == 5
 
 

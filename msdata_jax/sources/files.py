@@ -20,7 +20,7 @@ from msdata_jax.recipe import without_credentials
 from msdata_jax.sources import storage
 from msdata_jax.sources.formats import choose_format
 from msdata_jax.sources.handles import Handles
-from msdata_jax.sources.protocol import BadRecord, DigestedFile, Format, Handle, RecordFile
+from msdata_jax.sources.protocol import BadRecord, ClosableFile, DigestedFile, Format, Handle, RecordFile
 
 MAX_FILE_DIGESTS = 64
 _DIGEST_BYTES = 65536
@@ -122,7 +122,7 @@ class FileRecords:
         """Digest of each file's name, size, record count, first and last 64 KiB (headers and footers)."""
         digest = hashlib.blake2b(digest_size=16)
         for path, file in zip(self._paths, self._files, strict=True):
-            digest.update(f"{storage.base_name(path)}\n".encode())
+            digest.update(os.fsencode(f"{storage.base_name(path)}\n"))
             _digest_file(path, file, digest)
         return digest.hexdigest()
 
@@ -144,6 +144,9 @@ class FileRecords:
     def close(self) -> None:
         """Close all files."""
         self._handles.close()
+        for file in self._files:
+            if isinstance(file, ClosableFile):
+                file.close()
 
     def _open(self, number: int) -> Handle:
         try:

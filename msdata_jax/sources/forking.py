@@ -19,12 +19,18 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 
+from msdata_jax.errors import SourceError
+
 _PR_SET_PDEATHSIG = 1
 _IGNORED = (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)  # the last two as Python itself does
 _FIRST_OWN = 3  # descriptors 0 to 2 are standard input, output and error
 _MAX_DESCRIPTORS = 65536
 _IMPORT_SECONDS = 5.0
 _lock = threading.Lock()
+
+
+class ForkUnsafeError(SourceError):
+    """A source cannot be read in a forked child, because of what its parent has used before."""
 
 
 def fork(main: Callable[[], object], keep: Collection[int], *, reopen_files: bool) -> int:

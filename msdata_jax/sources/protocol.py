@@ -136,6 +136,15 @@ class DigestedFile(Protocol):
         ...
 
 
+@runtime_checkable
+class ClosableFile(Protocol):
+    """A `RecordFile` that keeps something of its own, such as a temporary file, until its source closes."""
+
+    def close(self) -> None:
+        """Free it. Reading afterwards is an error; closing twice is not."""
+        ...
+
+
 class Format(Protocol):
     """A file format with its options; shared by the files of one source."""
 

@@ -7,12 +7,13 @@ from typing import Any, NoReturn
 
 from msdata_jax.errors import MSDataError, RecipeError, SourceError
 from msdata_jax.records import Block
+from msdata_jax.sources.forking import ForkUnsafeError
 from msdata_jax.sources.frames import BrokenFrame, describe_block, encode, unpack
 from msdata_jax.sources.protocol import one_line
 from msdata_jax.sources.reader import SourceReader
 from msdata_jax.sources.watch import Board, Phase
 
-_ERRORS = {each.__name__: each for each in (RecipeError, SourceError, MSDataError)}
+_ERRORS = {each.__name__: each for each in (RecipeError, SourceError, ForkUnsafeError, MSDataError)}
 
 OpenReader = Callable[[Board], SourceReader]
 

@@ -154,8 +154,8 @@ def _damage_at(offset: int, block: bytes) -> str:
     return f"has a member that is cut short or a broken header at byte {offset}"
 
 
-def split_name(name: str, *, lower: bool = True) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """`a/7.seg.PNG` -> `a/7`, `seg.png`; no extension where the file is no part of a record."""
     folder, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
-    return (folder + slash + stem, extension.lower() if lower else extension) if stem else ("", "")
+    return (folder + slash + stem, extension.lower()) if stem else ("", "")

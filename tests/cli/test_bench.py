@@ -1,5 +1,7 @@
+import base64
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,72 @@ def test_table_of_rows_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
         "--quick",
     ):
         assert text in printed
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A source tree of three benchmarks: one with a picture, one that fails."""
+    folder = tmp_path / "tree" / "benchmarks"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "fast.py").write_text(
+        '"""How fast <it> is.\n\nMore."""\n\n\ndef run(quick):\n'
+        '    rows = [{"what": "ours & theirs", "ms": 1234.5}]\n'
+        '    return {"name": "fast", "rows": rows, "notes": ["a <note>"]}\n'
+        '\n\ndef draw(result, path):\n    path.write_bytes(b"picture of %d rows" % len(result["rows"]))\n'
+    )
+    (folder / "broken.py").write_text('"""Breaks."""\n\n\ndef run(quick):\n    raise OSError("no disk")\n')
+    (folder / "small.py").write_text(
+        '"""Small."""\n\n\ndef run(quick):\n    return {"name": "small", "rows": [{"quick": quick}]}\n'
+    )
+    monkeypatch.setattr(bench, "BENCHMARKS", folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        del sys.modules[name]
+
+
+def test_all_of_them_and_their_files(tree: Path) -> None:
+    results = tree / "results"
+    line = ["all", "--quick", "--json", "--results", str(results)]
+    result = CliRunner().invoke(bench.command, line, standalone_mode=False)
+    assert result.return_value == 1
+    assert "broken failed: OSError: no disk" in result.stderr
+    assert "small, 3 of 3" in result.stderr
+    printed = json.loads(result.stdout)
+    assert [each["name"] for each in printed["results"]] == ["fast", "small"]
+    assert printed["results"][1]["rows"] == [{"quick": True}]
+    assert sorted(path.name for path in results.iterdir()) == [
+        "fast.json", "fast.png", "index.html", "small.json"
+    ]  # fmt: skip
+    assert json.loads((results / "fast.json").read_text()) == {
+        "about": "How fast <it> is.", **printed["results"][0]
+    }  # fmt: skip
+    page = (results / "index.html").read_text()
+    picture = base64.b64encode(b"picture of 1 rows").decode()
+    for text in (
+        "How fast &lt;it&gt; is.",
+        "ours &amp; theirs",
+        "1,234",
+        "a &lt;note&gt;",
+        picture,
+        "--quick",
+    ):
+        assert text in page
+    assert "<it>" not in page
+    assert "no disk" not in page
+
+
+def test_another_result_joins_the_page(tree: Path) -> None:
+    for name in ("small", "fast"):
+        result = CliRunner().invoke(bench.command, [name, "--results", str(tree / "results")])
+        assert result.exit_code == 0, result.output
+    page = (tree / "results" / "index.html").read_text()
+    assert page.index('id="fast"') < page.index('id="small"')
+
+
+def test_one_that_fails_raises_what_it_raised(tree: Path) -> None:
+    result = CliRunner().invoke(bench.command, ["broken"])
+    assert isinstance(result.exception, OSError)

@@ -128,9 +128,14 @@ def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_folder_of_a_job_that_runs_is_not_left() -> None:
     with RunFolder.temporary() as made:
         env = {**os.environ, "MSDATA_RUN_FOLDER": made.path}
-        with subprocess.Popen(["sleep", "60"], env=env) as process:
+        # A process shows its environment a moment after it was started: `cat` answers when it runs.
+        with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(b"ready\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"ready\n"
             used = checks.folders_of_processes(checks.PROCESSES)
-            process.kill()
         assert Path(made.path).name in used
         assert RunFolder(made.path).is_held
 

@@ -157,6 +157,7 @@ def test_resources_are_those_of_mixture_rate_and_budget() -> None:
     assert made["worst_needs"][0] == pytest.approx(0.03)
     assert made["tiers"] == ["shared", "threads"]
     assert made["threads"] == [3]
+    assert made["seconds_per_sample"] == [1e-4, 1e-2]
     assert made["limits"] == made["warnings"] == []
     shown, _ = run(plan.command, "recipe.py", *options)
     assert shown.startswith("1 loader, 3 threads, for 10 steps/s\n")
@@ -190,6 +191,8 @@ def test_what_changed_since_the_profile_is_told(profiled: Path) -> None:
     shown, said = run(plan.command, "recipe.py", "--resources")
     assert "msdata: source 'slow' is not the one that was profiled: its data were 'list'" in said
     assert "not measured, taken for the mean of the others: slow" in shown
+    shown, _ = run(plan.command, "recipe.py", "--resources", "--json")
+    assert json.loads(shown)["seconds_per_sample"] == [1e-4, None]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ def test_what_loaders_still_have_to_do():
     assert rates.waiting_seconds(2) == 0.0
     rates.report(1, block(start=8))
     assert rates.waiting_seconds(1) == 1.0
+    rates.report(2, block(source=1, seconds=0.0))
+    rates.lease(2, (1, 8), 8)
+    assert rates.waiting_seconds(2) == 0.0, "what is measured counts, nothing too"
     rates.forget((1, 0))
     rates.forget((1, 0))
     assert rates.waiting_seconds(1) == 0.0

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 import pytest
-from roles.played import make_placement, make_recipe, opened, start_job, whole_block
+from roles.played import Job, make_placement, make_recipe, opened, start_job, whole_block
 
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.scaler import Scaling
-from msdata_jax.scaling import Decision, Limits
+from msdata_jax.scaling import Decision, Hysteresis, Limits
 
 
 @dataclass
@@ -169,3 +169,87 @@ def test_threads_that_were_planned_are_told_when_sources_are_opened():
         (2, m.SetThreads(num_threads=1)),
     ]
     assert {(rank, each.source) for rank, each in job.messages(m.OpenSource)} == {(2, 0), (1, 1), (2, 1)}
+
+
+# --- what is known before, and what is kept -----------------------------------------------------------------
+
+SWING = 40
+COSTS = (0.001, 0.04)
+"""Seconds of a sample."""
+
+
+def swing(costs):
+    """A job of two loaders and five steps a second; `b` is first drawn at `SWING`, for 1.2 threads of work.
+
+    Gives its steps, the one at which `b` was first leased, and the rounds that widened it.
+    """
+    recipe = padded([(0, {"a": 1, "b": 0}), (SWING, {"a": 1, "b": 3})])
+    rounds = []
+    policy = Hysteresis(lookahead_seconds=4)
+    job = start_job(
+        recipe,
+        make_placement(2),
+        Scaling(policy=policy, limits=Limits(total_threads=2), costs=costs, on_round=rounds.append),
+    )
+
+    def read():
+        while job.leases:
+            rank, lease = job.leases.pop(0)
+            job.tell(rank, whole_block(lease, seconds=COSTS[lease.source] * (lease.stop - lease.start)))
+
+    leased_at = []
+    for step in range(SWING + 20):
+        read()
+        if step % 5 == 0:
+            job.take(job.planner.tick(step / 5))
+        if any(each.source == 1 for _, each in job.messages(m.Lease)):
+            leased_at.append(step)
+        job.deliver(step)
+    widened = [each for each in rounds if ("widen", 1) in {(d.kind, d.source) for d in each.decisions}]
+    return job.steps(), leased_at[0], widened
+
+
+def test_a_source_that_was_never_read_is_widened_before_its_swing_where_its_cost_is_known():
+    known, first_leased, before = swing(COSTS)
+    assert [(each.observation.step, each.decisions[0].loader) for each in before] == [(25, 1)]
+    assert first_leased > 25
+    seen = before[0].observation.sources[1]
+    assert (seen.samples_per_step, seen.samples_ahead, seen.seconds_per_sample) == (0.0, 6.0, 0.04)
+    assert before[0].decisions[0].why == "it keeps 1.20 threads busy soon, its loaders are 120 % busy"
+    unknown, first_leased_too, behind = swing(None)
+    assert [each.observation.step >= SWING for each in behind] == [True]
+    assert first_leased_too == first_leased
+    assert [each.digest for each in known] == [each.digest for each in unknown]
+
+
+def test_what_is_measured_replaces_what_was_known():
+    policy = Scripted()
+    scaling = Scaling(policy=policy, costs=[9.0, 9.0])
+    job = start_job(padded({"a": 1, "b": 0}), make_placement(2), scaling)
+    job.take(job.planner.tick(1.0))
+    job.run(seconds=4.0)  # blocks of 8
+    job.take(job.planner.tick(2.0))
+    (seen,) = policy.seen
+    assert [each.seconds_per_sample for each in seen.sources] == [0.5, 9.0]
+
+
+def test_the_next_session_begins_as_this_one_ends():
+    decisions = [
+        Decision(kind="widen", source=0, loader=2),
+        Decision(kind="threads", loader=1, threads=2),
+    ]
+    job, _ = start(Scripted(decisions), padded({"a": 1, "b": 0}))
+    before = job.planner.learnt()
+    assert (before.affinity, before.costs, before.tell_threads) == ([[1], [2]], [None, None], False)
+    job.run(seconds=4.0)
+    job.take(job.planner.tick(2.0))
+    job.tell(2, opened(0))
+    job.lose(2)
+    learnt = job.planner.learnt()
+    assert (learnt.affinity, learnt.costs) == ([[1], [1]], [0.5, None])
+    assert (learnt.threads, learnt.tell_threads) == ({1: 2}, True)
+    assert learnt.policy is before.policy
+    job = Job(padded({"a": 1, "b": 0}), make_placement(2), scaling=learnt)
+    assert job.messages(m.SetThreads) == [(1, m.SetThreads(num_threads=2))]
+    assert job.messages(m.OpenSource) == [(1, m.OpenSource(source=0)), (1, m.OpenSource(source=1))]
+    assert job.planner.learnt() == learnt

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from msdata_jax.roles.data_constructor import DataConstructor
 from msdata_jax.runtime import trainer, wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.loop import RoleLoop
+from msdata_jax.runtime.scaling import ScaleOptions
 from msdata_jax.runtime.trainer import Step, TrainerSide
+from msdata_jax.scaling import Decision
 
 PATIENCE_SECONDS = 20.0
 
@@ -37,11 +40,12 @@ def next_or_end(side: TrainerSide) -> Step | None:
 class Job:
     """A planner, two loaders and two training processes: ranks 0 to 4."""
 
-    def __init__(self, faults: Faults | None = None, num_shadows: int = 0) -> None:
+    def __init__(self, faults: Faults | None = None, num_shadows: int = 0, policy: Any = None) -> None:
+        self.scale = ScaleOptions(policy="auto" if policy else "off")
         records = [{"tokens": np.full(1 + i % 5, 1 + i, np.int32)} for i in range(60)]
         source = msd.Source(records, [lambda record: record], block_size=4)
         strategy = msd.DGraph().mix({"a": 1, "b": 1}).pack(seq_len=8, rows=2).distribute("dp")
-        self.recipe = msd.Recipe(sources={"a": source, "b": source}, strategy=strategy)
+        self.recipe = msd.Recipe(sources={"a": source, "b": source}, strategy=strategy, scaling=policy)
         self.placement = make_placement(2, 2, num_shadows)
         self.endpoints = connect(5 + num_shadows, faults)
         self.results: dict[int, object] = {}
@@ -55,7 +59,9 @@ class Job:
         ]  # fmt: skip
 
     def _plan(self) -> object:
-        return run_planner(self.recipe, self.placement, self.endpoints[0], on_loop=self.loops.append)
+        return run_planner(
+            self.recipe, self.placement, self.endpoints[0], on_loop=self.loops.append, scale=self.scale
+        )
 
     def _start(self, rank: int, run: Callable[[], object]) -> threading.Thread:
         def call() -> None:
@@ -232,5 +238,31 @@ def test_who_is_told_to_stop_before_a_session_begins_gets_no_step() -> None:
     assert job.take(second) == []
     assert [side.stopped for side in second] == [True, True]
     job.close(second)
+    job.say_goodbye()
+    job.join()
+
+
+class Widening:
+    """Gives the first source to rank 2."""
+
+    interval_seconds = lookahead_seconds = 0.0
+
+    def decide(self, observation, memory):
+        is_wide = {*observation.sources[0].loaders, *observation.sources[0].opening} == {1, 2}
+        return [] if is_wide else [Decision(kind="widen", source=0, loader=2)], memory
+
+
+def test_the_next_session_begins_with_the_loaders_that_the_one_before_ended_with() -> None:
+    job = Job(policy=Widening())
+    sides = job.open()
+    steps = job.take(sides, 1)
+    leasing = job.loops[-1]._role._leasing
+    while len(leasing.loaders_of(0)) < 2:
+        steps += job.take(sides, 1)
+    job.close(sides)
+    sides = job.open(num_steps=2)
+    assert job.take(sides) == steps[:2]
+    assert job.loops[-1]._role._leasing.loaders_of(0) == [1, 2]
+    job.close(sides)
     job.say_goodbye()
     job.join()

@@ -1,6 +1,7 @@
 """Worker threads: what is due first begins first, and they grow and shrink."""
 
 import threading
+import time
 
 from msdata_jax.runtime.workers import Workers
 
@@ -57,23 +58,23 @@ def test_more_threads_begin_what_waits() -> None:
 
 
 def test_fewer_threads_are_left_when_they_are_done() -> None:
+    before = set(threading.enumerate())
     gate, workers = Gate(), Workers(3)
     for number in range(3):
         workers.submit(gate.call(number, waits=True))
     gate.wait_for(3)
-    before = set(threading.enumerate())
-    mine = [each for each in before if each.name.startswith("msdata-worker")]
+    mine = set(threading.enumerate()) - before
     workers.resize(1)
     gate.may_end.set()
     for number in range(3, 6):
         workers.submit(gate.call(number))
     gate.wait_for(6)
-    ended = [each for each in mine if not (each.join(0.0) or each.is_alive())]
+    deadline = time.monotonic() + SECONDS
+    while (num_left := sum(each.is_alive() for each in mine)) > 1 and time.monotonic() < deadline:
+        next(each for each in mine if each.is_alive()).join(0.01)
+    assert (len(mine), num_left) == (3, 1)
     workers.close(SECONDS)
-    for each in mine:
-        each.join(SECONDS)
-        assert not each.is_alive()
-    assert len(ended) <= len(mine)
+    assert not any(each.is_alive() for each in mine)
 
 
 def test_what_has_not_begun_is_dropped_at_the_end() -> None:

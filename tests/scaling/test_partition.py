@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -225,6 +226,11 @@ def test_many_sources_are_shared_out_with_few_readers() -> None:
         ({"threads": "1"}, "lists of at most"),
         ({"tiers": ["shared", "other"]}, "known tiers"),
         ({"needs": [1.0, float("nan")]}, "finite numbers"),
+        ({"seconds_per_sample": [1.0]}, "one entry for each"),
+        ({"seconds_per_sample": None}, "lists of at most"),
+        ({"seconds_per_sample": [None, -1.0]}, "finite numbers"),
+        ({"seconds_per_sample": [None, "1"]}, "finite numbers"),
+        ({"seconds_per_sample": [None, 2e9]}, r"are 0 to 1e\+09 or null, got 2e\+09"),
         ({"version": 2}, "version 1"),
         ({"more": 1}, "version 1"),
     ],
@@ -235,6 +241,16 @@ def test_files_that_are_no_partition(change: dict[str, object], message: str) ->
         partition_from_json({**made.to_json(), **change})
     with pytest.raises(RecipeError):
         partition_from_json([made.to_json()])
+
+
+def test_seconds_of_a_sample_are_kept_and_older_files_lack_them() -> None:
+    needs = [replace(need("a", 1.0), seconds_per_sample=0.25), need("b", 1.0)]
+    made = partition(needs, Budget(loaders=1))
+    assert made.seconds_per_sample == (0.25, None)
+    plain = json.loads(json.dumps(made.to_json()))
+    assert partition_from_json(plain) == made
+    del plain["seconds_per_sample"]
+    assert partition_from_json(plain) == replace(made, seconds_per_sample=())
 
 
 def test_a_partition_is_for_its_sources_and_loaders() -> None:
@@ -274,6 +290,7 @@ def test_a_source_without_figures_is_taken_for_the_mean_of_the_others() -> None:
     profile = Profile(recipe="", sources=(*known, SourceProfile(name="c", error="broken")))
     needs, notes = needs_of(profile, ("a", "b", "c"), np.ones((1, 3)))
     assert [each.threads for each in needs] == [(1.0,), (3.0,), (2.0,)]
+    assert [each.seconds_per_sample for each in needs] == [1.0, 3.0, None]
     assert notes == ["not measured, taken for the mean of the others: c"]
     with pytest.raises(RecipeError, match="none of the recipe's sources is in the profile"):
         needs_of(profile, ("x",), np.ones((1, 1)))

@@ -113,7 +113,7 @@ def test_refuses_a_file_of_another_kind(tmp_path, file_format, content):
     [
         ("no.jsonl", "no such file"),
         ("no-*.jsonl", "matches no file"),
-        (".", "folder"),
+        (".", r"a folder with b\.jsonl.*give a glob"),
         ("a.txt", r"no known format \(\.txt\)"),
         ("a.tar.gz", r"no known format \(\.tar\.gz\)"),
         ("?.*", "one format, got several"),

@@ -81,7 +81,10 @@ class FsspecClient:
         self.file_system.invalidate_cache()
         info = self._call(lambda: self.file_system.info(address), name)
         if info.get("type") == "directory":
-            raise IsADirectoryError(errno.EISDIR, f"{name} is a folder")
+            raise IsADirectoryError(
+                errno.EISDIR,
+                f"{name} is a folder; name its files by a glob or braces, or copy it to a local disk",
+            )
         if info.get("size") is None:
             raise OSError(errno.EINVAL, f"{name}: its size is not known")
         tag = next((str(info[key]) for key in (*_TAGS, *_TIMES) if info.get(key)), "")
