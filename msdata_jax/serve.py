@@ -30,7 +30,7 @@ from msdata_jax.runtime.ear import Ear
 from msdata_jax.runtime.job import SHOW_SECONDS, join_job, leave_job, lost_ranks
 from msdata_jax.runtime.limits import TimeLimits
 from msdata_jax.runtime.loop import FAILURE_SECONDS, describe_failure
-from msdata_jax.runtime.monitoring import Watching, observe, show_alarm, start_monitor, tell_decided
+from msdata_jax.runtime.monitoring import Watching, keep_end, observe, show_alarm, start_monitor, tell_decided
 from msdata_jax.runtime.observing import NoObserver
 from msdata_jax.runtime.scaling import ScaleOptions
 from msdata_jax.runtime.status import memory_by_role
@@ -99,7 +99,8 @@ def serve(  # noqa: PLR0913 - keyword-only, each with a default
             observer = observe(watching, mpi.endpoint.rank, placement, monitor.measured if monitor else None)
             scale = _fitting(scale, loaded, placement)
             seen_by = _SeenBy(recorder=recorder, monitor=monitor, observer=observer, scale=scale)
-            figures = _plan(loaded, placement, mpi.endpoint, limits, show, seen_by)
+            plan = partial(_plan, loaded, placement, mpi.endpoint, limits, show, seen_by)
+            figures = keep_end(watching.folder, plan)
         else:
             figures = run_loader(
                 loaded,

@@ -4,6 +4,7 @@
 |---|---|
 | `about.json` | what the job is: written once, when it begins |
 | `metrics.jsonl` | a line about every second, from the planner; thinned so that it stays below 32 MiB |
+| `ended.json` | how the job ended; not there while it goes on, and where the planner was killed |
 | `decisions.jsonl` | decisions of scaling, where there are any |
 | `alarms.jsonl` | data-wait alarms (`observing.alarms.Alarm`), where there were any |
 | `spans/rank-N.jsonl` | what rank N did and when, the newest of it, up to 16 MiB |
@@ -17,6 +18,13 @@
  "recipe": fingerprint, "seed": 17, "strategy": text,
  "sources": [{"name": ..., "data": text, "transforms": [text, ...], "block_size": 64}, ...],
  "ranks": {"0": {"role": "planner", "host": "node1"}, ...}}
+```
+
+`ended.json`; `bad` has the first hundred of each source that had any:
+
+```text
+{"time": unix seconds, "ok": true, "stopped": false, "bad": {source: [[epoch, position, reason], ...]}}
+{"time": unix seconds, "ok": false, "rank": that failed first, "error": text}
 ```
 
 A line of `metrics.jsonl`; counters, sums and histograms are since the start of the job:
@@ -55,25 +63,29 @@ of that host, and what it is of:
 | `wait`, `step` | constructor | `step` that the trainer waits for, or works at |
 """
 
+import contextlib
 import json
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msdata_jax.errors import LaunchError, MSDataError
+from msdata_jax.errors import JobFailed, LaunchError, MSDataError
 from msdata_jax.observing.files import old_of, read_lines
 from msdata_jax.recipe import Recipe, without_addresses
 from msdata_jax.roles.placement import Placement
 
 FORMAT, VERSION = "msdata record", 1
 ABOUT, METRICS, DECISIONS, SPANS = "about.json", "metrics.jsonl", "decisions.jsonl", "spans"
-ALARMS = "alarms.jsonl"
+ALARMS, ENDED = "alarms.jsonl", "ended.json"
 _MOST_ABOUT_BYTES = 64 << 20
+_MOST_ENDED_BYTES = 64 << 20
 _MOST_TEXT = 400
+_MOST_ERROR = 10_000
 
 
 def check_new(folder: Path) -> None:
@@ -122,6 +134,21 @@ def begin(folder: Path, about: Mapping[str, Any]) -> None:
         raise
     except OSError as error:
         raise LaunchError(f"the record {folder} cannot be kept: {error}; name another folder") from error
+
+
+def write_end(folder: Path, figures: Mapping[str, Any] | JobFailed) -> None:
+    """Write down how the job ended: with figures (`runtime.data_rank.run_planner`), or failed.
+
+    What cannot be written is left out: the job is over.
+    """
+    end: dict[str, Any] = {"time": time.time(), "ok": not isinstance(figures, JobFailed)}
+    if isinstance(figures, JobFailed):
+        end |= {"rank": figures.rank, "error": figures.message[:_MOST_ERROR]}
+    else:
+        bad = {name: each["bad"] for name, each in figures.get("sources", {}).items() if each["bad"]}
+        end |= {"stopped": figures.get("stopped", False), "bad": bad}
+    with contextlib.suppress(OSError):
+        (folder / ENDED).write_text(json.dumps(end))
 
 
 def describe_run(
@@ -210,6 +237,16 @@ class RunRecord:
         if not isinstance(about, dict) or about.get("format") != FORMAT or about.get("version") != VERSION:
             raise MSDataError(f"{folder / ABOUT} is not of a record of version {VERSION}")
         self.about: dict[str, Any] = about
+
+    @cached_property
+    def end(self) -> Mapping[str, Any] | None:
+        """`ended.json`; None where there is none."""
+        try:
+            with (self.folder / ENDED).open("rb") as file:
+                end = json.loads(file.read(_MOST_ENDED_BYTES))
+        except (OSError, ValueError):
+            return None
+        return end if isinstance(end, dict) else None
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Lines of `metrics.jsonl`, whole ones, in order."""

@@ -31,7 +31,7 @@ from msdata_jax.runtime import wire
 from msdata_jax.runtime.data_rank import run_loader, run_planner
 from msdata_jax.runtime.ending import end_badly, flush, run_first_at_exit, write_whole_lines
 from msdata_jax.runtime.loop import FAILURE_SECONDS, WORKER_SECONDS, describe_failure
-from msdata_jax.runtime.monitoring import Watching, observe, start_monitor, tell_decided
+from msdata_jax.runtime.monitoring import Watching, keep_end, observe, start_monitor, tell_decided
 from msdata_jax.runtime.observing import NoObserver
 from msdata_jax.runtime.scaling import ScaleOptions
 
@@ -278,13 +278,13 @@ def start_in_process(
         LaunchError: the folder of the record is not new, or cannot be made.
     """
 
-    def plan() -> None:
+    def plan() -> Mapping[str, Any]:
         with contextlib.ExitStack() as stack:
             if plan_log:
                 stack.enter_context(contextlib.closing(plan_log))
             if monitor:
                 stack.enter_context(contextlib.closing(monitor))
-            run_planner(
+            return run_planner(
                 recipe,
                 placement,
                 endpoints[0],
@@ -304,7 +304,7 @@ def start_in_process(
     watching = Watching(folder=record)
     watching.check()
     monitor = start_monitor(watching, recipe, placement, {}) if record else None
-    runs: list[Callable[[], object]] = [plan]
+    runs: list[Callable[[], object]] = [partial(keep_end, record, plan)]
     runs += [
         lambda rank=rank: run_loader(
             recipe,

@@ -5,7 +5,9 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from msdata_jax.errors import JobFailed
 from msdata_jax.observing import record as records
 from msdata_jax.observing.alarm_log import AlarmLog
 from msdata_jax.observing.alarms import Alarm
@@ -114,6 +116,23 @@ def show_alarm(alarm: Alarm) -> None:
     """Show an alarm on stderr, unless people want quiet."""
     if not os.environ.get(QUIET_VARIABLE):
         print(f"msdata: {alarm.text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def keep_end(folder: Path | None, plan: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Play the planner, and write into the record, if there is one, how the job ended.
+
+    Raises:
+        JobFailed: as `plan` does.
+    """
+    try:
+        figures = plan()
+    except JobFailed as failed:
+        if folder is not None:
+            records.write_end(folder, failed)
+        raise
+    if folder is not None:
+        records.write_end(folder, figures)
+    return figures
 
 
 def tell_decided(monitor: Monitor | None, decided: Round) -> None:

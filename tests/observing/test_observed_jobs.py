@@ -22,6 +22,7 @@ from msdata_jax.observing.files import read_lines, to_line
 from msdata_jax.observing.metrics import Histogram
 from msdata_jax.observing.prometheus import Exporter
 from msdata_jax.observing.record import RunRecord, check_new
+from msdata_jax.observing.report import make_page, read_figures, summarise
 from msdata_jax.observing.tensorboard import TensorBoard, load_writer
 from msdata_jax.observing.trace import build, find_window, process_of
 from msdata_jax.runtime.monitoring import Watching, start_monitor
@@ -30,7 +31,7 @@ STEPS, TRAINER = 30, 3
 ROLES = {"0": "planner", "1": "loader", "2": "loader", "3": "constructor"}
 
 
-def recipe() -> msd.Recipe:
+def recipe(on_bad_sample="skip") -> msd.Recipe:
     """Two sources, one a loader; every tenth record of one of them cannot be read."""
 
     def read(record: dict) -> dict:
@@ -41,7 +42,7 @@ def recipe() -> msd.Recipe:
     records = [{"tokens": np.full(4 + i % 5, i, np.int32)} for i in range(200)]
     sources = {
         "good": msd.Source(records, block_size=8),
-        "bad": msd.Source(records, [read], block_size=4, on_bad_sample="skip"),
+        "bad": msd.Source(records, [read], block_size=4, on_bad_sample=on_bad_sample),
     }
     strategy = msd.DGraph().mix({"good": 1, "bad": 1}).pack(seq_len=16, rows=4)
     return msd.Recipe(sources=sources, strategy=strategy, seed=3)
@@ -88,6 +89,39 @@ def test_counters_are_what_the_job_did(run: tuple[RunRecord, msd.DataLoader]) ->
         assert count >= delivered[name] > 0
     assert line["sources"]["bad"] == [0, summary["sources"]["bad"]["bad_samples"]]
     assert line["sources"]["bad"][1] > 0
+
+
+def test_the_record_says_how_the_job_ended_and_why_samples_were_bad(
+    run: tuple[RunRecord, msd.DataLoader],
+) -> None:
+    record, loader = run
+    listed = loader.job_figures["sources"]["bad"]["bad"]
+    assert record.end is not None
+    assert {name: record.end[name] for name in ("ok", "stopped", "bad")} == {
+        "ok": True, "stopped": False, "bad": {"bad": listed},
+    }  # fmt: skip
+    page = make_page(read_figures(record))
+    _, position, reason = listed[0]
+    assert "every tenth" in reason
+    assert f"{position:,}: {reason}"[:40] in page
+    assert summarise(read_figures(record))["ending"] == "done"
+
+
+def test_the_record_of_a_job_that_failed_says_so(tmp_path: Path) -> None:
+    with (
+        pytest.raises(MSDataError, match="every tenth"),
+        msd.DataLoader(recipe("raise"), num_steps=STEPS, record=tmp_path / "record") as loader,
+    ):
+        for _ in loader:
+            pass
+    record = RunRecord(tmp_path / "record")
+    assert record.end is not None
+    assert (record.end["ok"], "every tenth" in record.end["error"]) == (False, True)
+    figures = read_figures(record)
+    assert summarise(figures)["ending"] == "failed"
+    first = summarise(figures)["verdict"][0]
+    assert first.startswith("The job failed")
+    assert "every tenth" in first
 
 
 def test_every_event_is_timed_once(run: tuple[RunRecord, msd.DataLoader]) -> None:

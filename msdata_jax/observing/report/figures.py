@@ -70,6 +70,7 @@ class RunFigures:
         ranks: the last figures of each rank that ever told any, by rank.
         decisions, alarms: as the record has them, the first `MOST_LISTED`.
         num_decisions, num_alarms: of them all, single decisions and alarms that began.
+        end: how the job ended (`observing.record`); None where the record does not know.
     """
 
     folder: Path
@@ -82,6 +83,7 @@ class RunFigures:
     alarms: Sequence[Mapping[str, Any]]
     num_decisions: int
     num_alarms: int
+    end: Mapping[str, Any] | None = None
 
     def column(self, name: str) -> np.ndarray:
         """A column of what was delivered, float64 `[points, sources]`."""
@@ -166,6 +168,7 @@ def _read(record: RunRecord) -> RunFigures:
         alarms=alarms,
         num_decisions=num_decisions,
         num_alarms=num_alarms,
+        end=record.end,
     )
 
 

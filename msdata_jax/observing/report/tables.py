@@ -19,6 +19,7 @@ from msdata_jax.observing.report.words import (
 
 MOST_ROWS = 400
 """Of a table; a line below says how many more there are."""
+MOST_REASONS = 3
 _LONGEST = 300
 
 _OF_WHAT = {
@@ -178,10 +179,18 @@ def bad_samples(figures: RunFigures) -> str:
                 percent(float(bad[-1][index] / known)),
                 duration(figures.points[first].seconds),
                 escape(_cut(_data_of(figures, index))),
+                _reasons(figures, index),
             ]
         )
-    head = ("source", "bad", "of its samples", "first seen after", "its data")
-    return table(head, rows, {0: "n", 4: "w"})
+    head = ("source", "bad", "of its samples", "first seen after", "its data", "the first of them")
+    return table(head, rows, {0: "n", 4: "w", 5: "w"})
+
+
+def _reasons(figures: RunFigures, index: int) -> str:
+    """The first bad samples of a source, by position and reason; known when the job has ended."""
+    listed = ((figures.end or {}).get("bad") or {}).get(figures.names[index], ())
+    reasons = [f"{int(position):,}: {reason}" for _, position, reason in listed[:MOST_REASONS]]
+    return "<br>".join(escape(_cut(each)) for each in reasons) or "–"
 
 
 def _data_of(figures: RunFigures, index: int) -> str:

@@ -13,6 +13,7 @@ from msdata_jax.observing.report.figures import RunFigures, naming_damage
 
 LITTLE_WAIT, MUCH_WAIT = 0.02, 0.1
 EVEN = 1.05
+_LONGEST_ERROR = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +74,10 @@ def _summarise(figures: RunFigures) -> dict[str, Any]:
 
 
 def ending(figures: RunFigures) -> str:
-    """How the run ended, as far as a record knows: `done`, `stopped`, `ended` or `open`."""
+    """How the run ended, as far as a record knows: `done`, `stopped`, `ended`, `failed` or `open`."""
     status = figures.last["status"]
+    if figures.end is not None and not figures.end["ok"]:
+        return "failed"
     if not status["ended"]:
         return "open"
     if status["stopping"]:
@@ -127,6 +130,8 @@ def _how_it_went(figures: RunFigures) -> str:
     steps, of = totals["steps"], status["num_steps"]
     seconds = duration(figures.last["seconds"])
     if not steps:
+        if ending(figures) == "failed":
+            return f"The job failed before its first step{_why_failed(figures)}."
         return f"The job took no step in the {seconds} that were recorded: {_start(status)}."
     rate = f", {pace(totals['steps_per_second'])}" if totals["steps_per_second"] else ""
     taken = f"{steps:,} step{'s' if steps != 1 else ''}"
@@ -134,9 +139,18 @@ def _how_it_went(figures: RunFigures) -> str:
         "done": f"The job took all its {taken} in {seconds}{rate}.",
         "stopped": f"The job was asked to stop and did, behind {taken} in {seconds}{rate}.",
         "ended": f"The job took {taken} in {seconds}{rate}, and its training script ended it there.",
+        "failed": f"The job failed behind {taken} in {seconds}{rate}{_why_failed(figures)}.",
         "open": f"The record ends behind {taken}{f' of {of:,}' if of else ''} and {seconds}{rate}, without "
         "an end of the job: it goes on, or it failed or was killed.",
     }[ending(figures)]
+
+
+def _why_failed(figures: RunFigures) -> str:
+    """The rank that failed first, and the end of what it said."""
+    if figures.end is None or figures.end["ok"]:
+        return ""
+    lines = [line.strip() for line in str(figures.end["error"]).splitlines() if line.strip()]
+    return f": rank {figures.end['rank']}, {lines[-1][:_LONGEST_ERROR].rstrip('.')}" if lines else ""
 
 
 def _start(status: Mapping[str, Any]) -> str:
