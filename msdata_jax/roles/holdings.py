@@ -70,18 +70,16 @@ class Holdings:
 
     def drop(self, infos: np.ndarray) -> None:
         """The loaders that hold these samples were told to forget them."""
-        owners = self.owners(infos)
-        held = (owners != NOBODY) & ~np.isin(self._blocks(infos), list(self._promised))
-        loaders, inverse = np.unique(owners[held], return_inverse=True)
-        num_bytes = np.zeros(len(loaders), dtype=np.int64)
-        np.add.at(num_bytes, inverse, infos["num_bytes"][held])
-        self._held_bytes.subtract(dict(zip(loaders.tolist(), num_bytes.tolist(), strict=True)))
+        sizes = infos["num_bytes"].tolist()
+        for block, num_bytes in zip(self._blocks(infos).tolist(), sizes, strict=True):
+            owner = self._owner.get(block, NOBODY)
+            if owner != NOBODY and block not in self._promised:
+                self._held_bytes[owner] -= num_bytes
 
     def owners(self, infos: np.ndarray) -> np.ndarray:
         """int64 `[samples]`: the loader that holds each sample of SampleInfo records, NOBODY for none."""
-        blocks, inverse = np.unique(self._blocks(infos), return_inverse=True)
-        owners = [self._owner.get(block, NOBODY) for block in blocks.tolist()]
-        return np.array(owners, dtype=np.int64)[inverse]
+        blocks = self._blocks(infos).tolist()
+        return np.array([self._owner.get(block, NOBODY) for block in blocks], dtype=np.int64)
 
     def plan_step(self, step: int, infos: np.ndarray) -> None:
         """The samples `infos`, each once, leave the buffers when `step` is released."""

@@ -425,9 +425,10 @@ class Planner:
         # A full loader gets more only where no step is under way whose release would make room.
         nothing_to_release = self._state.step <= self._progress.slowest + 1
         has_weight, draws = self._demand.ahead(self._state.next_composed, self._num_steps_to_read_for())
+        draws_in_all = draws[-1].tolist() if len(draws) else []
         for source in np.flatnonzero(has_weight).tolist():
             stream, is_wanted = self._leasing.streams[source], source == self._wanted
-            needed = max(1.0, float(draws[-1, source]), self._wanted_ahead if is_wanted else 0)
+            needed = max(1.0, draws_in_all[source], self._wanted_ahead if is_wanted else 0)
             for _ in range(MOST_LEASES):
                 urgent = nothing_to_release and is_wanted and stream.num_leased_positions == 0
                 known = len(stream.ahead) + stream.num_leased_positions

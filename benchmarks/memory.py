@@ -1,0 +1,150 @@
+"""Memory of our loader and of other loaders, as sources and training processes grow.
+
+Every loader feeds the same training processes from the same records, of text, mixed evenly: as Parquet with a
+row group of about 2.7 MB in each source, and as ArrayRecord; loaders that read neither have the records in a
+format of their own, in chunks (a block format, as Parquet is) or record by record. Each takes as many steps
+as let a worker meet every source. `loader_pss_mb` is the proportional set size of all processes behind the
+last step, less that of the training processes after their imports: worker processes, our planner, loaders and
+mpiexec, and what training processes have grown by. `workers` counts the worker processes of each training
+process; ours has as many data processes in all, planner included, but at least two. Its loaders need not grow
+with the training processes, so ours with two loaders has rows of its own. `ratio_to_ours` is to the former,
+in the same cell, of a block format or of a record format.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import data, measure, registry
+from benchmarks.peers.job import Cell
+from benchmarks.peers.registry import BLOCK_FORMATS, OUR_NAME, PEERS, QUICK_PEERS, Peer
+from benchmarks.peers.runs import Run, interleaved
+
+BATCH_SIZE = 16
+RECORDS_PER_SOURCE = 2048
+SOURCES, TRAINERS = (8, 64, 256), (1, 4, 8)
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """A row for each loader, format, number of sources and number of training processes."""
+    cells = ((16, 2),) if quick else tuple(itertools.product(SOURCES, TRAINERS))
+    return compare(QUICK_PEERS if quick else PEERS, cells, rounds=1, workers=1 if quick else 2)
+
+
+def compare(
+    peers: Sequence[Peer],
+    cells: Sequence[tuple[int, int]],
+    *,
+    rounds: int,
+    workers: int = 1,
+    records_per_source: int = RECORDS_PER_SOURCE,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """All loaders in all cells of (sources, training processes)."""
+    folder = folder or data.cache_folder()
+    runnable, absent = registry.split(peers)
+    rows, failures = [], []
+    for num_sources, trainers in cells:
+        cell = make_cell(folder, num_sources, trainers, workers, records_per_source)
+        found, failed = interleaved(runnable, cell, rounds)
+        rows += describe(found)
+        failures += failed
+    return {"name": "memory", "rows": [*rows, *failures, *absent], "notes": _notes(rounds, runnable)}
+
+
+def make_cell(folder: Path, num_sources: int, trainers: int, workers: int, records_per_source: int) -> Cell:
+    """Steps enough for a worker that draws at random to meet every source (coupons to collect)."""
+    sources = data.mixture(num_sources, 0, records_per_source, even=True)
+    draws = num_sources * (math.log(num_sources) + 1)
+    return Cell(
+        folder=folder,
+        sources=sources,
+        trainers=trainers,
+        workers=workers,
+        batch_size=BATCH_SIZE,
+        mean_tokens=data.mean_tokens(sources),
+        warm_up=math.ceil(draws / BATCH_SIZE) * workers,
+    )
+
+
+def describe(found: Mapping[Peer, Sequence[Run]]) -> list[dict[str, Any]]:
+    """The rows of a cell."""
+    rows = []
+    for peer, runs in found.items():
+        job = runs[0].job
+        used = [each.loader_mb for each in runs]
+        rows.append(
+            {
+                "peer": peer.name,
+                "format": peer.format,
+                "sources": len(job.sources),
+                "trainers": job.trainers,
+                "workers": job.workers,
+                "data_processes": runs[0].processes,
+                "loader_pss_mb": measure.median(used, 1),
+                "loader_pss_mb_spread": measure.spread(used, 1),
+                "total_pss_mb": measure.median([each.steady_mb for each in runs], 1),
+                "ratio_to_ours": None,
+            }
+        )
+    ours = {_is_block(row): row["loader_pss_mb"] for row in rows if row["peer"] == OUR_NAME}
+    for row in rows:
+        if (least := ours.get(_is_block(row))) is not None:
+            row["ratio_to_ours"] = round(row["loader_pss_mb"] / least, 2)
+    return rows
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the memory of all loaders: a row of charts for block formats, one for record formats."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [row for row in result["rows"] if "loader_pss_mb" in row]
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(2, 2, sharey="row")
+    for charts, is_block in zip(grid, (True, False), strict=True):
+        mine = [row for row in rows if _is_block(row) == is_block]
+        for axes, along, fixed in zip(charts, ("trainers", "sources"), ("sources", "trainers"), strict=True):
+            _draw_lines(axes, mine, along, fixed)
+        charts[0].set_ylim(bottom=0)
+        charts[0].set_ylabel(f"{'block' if is_block else 'record'} formats: MB of all data processes")
+        charts[1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.suptitle(
+        "Memory that loading takes, beyond what the training processes have anyway", ha="left", x=0.01
+    )
+    figure.savefig(path, dpi=120)
+
+
+def _draw_lines(axes: Any, rows: Sequence[Mapping[str, Any]], along: str, fixed: str) -> None:
+    """A line for each loader and format, at the middle of the other number."""
+    numbers = sorted({row[fixed] for row in rows})
+    at = numbers[len(numbers) // 2] if numbers else 0
+    colours = {peer: f"C{place % 10}" for place, peer in enumerate(dict.fromkeys(p.name for p in PEERS))}
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row[fixed] == at:
+            label = f"{row['peer']}, {row['format']}{'' if row['workers'] else ' (threads)'}"
+            lines.setdefault(label, []).append((row[along], row["loader_pss_mb"]))
+    for label, points in sorted(lines.items()):
+        is_ours = label.startswith(OUR_NAME)
+        style = {"lw": 2.6, "zorder": 3} if is_ours else {"lw": 1.2, "ls": "--"}
+        style["color"] = colours[label.partition(",")[0]]
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", ms=4, label=label, **style)
+    axes.set_xlabel(f"{along}, with {at} {fixed}")
+    axes.grid(color="#e6e6e6")
+
+
+def _is_block(row: Mapping[str, Any]) -> bool:
+    return row["format"] in BLOCK_FORMATS
+
+
+def _notes(rounds: int, peers: Sequence[Peer]) -> list[str]:
+    return [
+        f"medians of {rounds} interleaved runs, and the lowest and the highest",
+        f"sources of {RECORDS_PER_SOURCE} texts, batches of {BATCH_SIZE} for each training process",
+        f"left out: {registry.left_out(peers)}",
+        registry.versions(peers),
+    ]
