@@ -122,7 +122,8 @@ def _draw_lines(axes: Any, rows: Sequence[Mapping[str, Any]], along: str, fixed:
     """A line for each loader and format, at the middle of the other number."""
     numbers = sorted({row[fixed] for row in rows})
     at = numbers[len(numbers) // 2] if numbers else 0
-    colours = {peer: f"C{place % 10}" for place, peer in enumerate(dict.fromkeys(p.name for p in PEERS))}
+    names = dict.fromkeys(peer.name for peer in (*PEERS, *registry.BOUNDS))
+    colours = {name: f"C{place % 10}" for place, name in enumerate(names)}
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row[fixed] == at:
