@@ -1,5 +1,6 @@
 """JSON Lines in gzip and zstd: the same records as without, few bytes in memory, and no trust in the file."""
 
+import contextlib
 import gc
 import gzip
 import io
@@ -300,7 +301,12 @@ def test_threads_read_at_once(tmp_path, helpers, small_groups):
 
 
 def num_descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    """Of temporary files without a name; others come and go with whatever else the process does."""
+    links = []
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            links.append(os.readlink(f"/proc/self/fd/{each}"))
+    return sum("/msdata-" in link and link.endswith("(deleted)") for link in links)
 
 
 @pytest.fixture
@@ -665,7 +671,7 @@ def test_closing_the_source_frees_the_temporary_file(tmp_path, helpers, small_gr
     before = num_descriptors()
     records = opened(path, small_groups)
     read_all(records)
-    assert num_descriptors() == before + 2
+    assert num_descriptors() == before + 1
     records.close()
     records.close()
     assert num_descriptors() == before
