@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msdata_jax.cli.mpiexec import command_line
-from msdata_jax.cli.subprocesses import run_with_deadline
+from msdata_jax.cli.subprocesses import Finished, run_with_deadline
 
 TEXT_JOB = Path(__file__).parent / "text_job"
 DEADLINE_SECONDS = 240.0
@@ -29,6 +29,30 @@ def environment(folder: Path) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def run_line(
+    line: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    seconds: float = DEADLINE_SECONDS,
+    report: Path | None = None,
+) -> Finished:
+    """Run a program to its end.
+
+    Args:
+        line: the program and its arguments.
+        environment: all of its environment.
+        seconds: the deadline.
+        report: a file that it writes; None where it writes none.
+
+    Raises:
+        JobProblem: it failed, it took longer than `seconds`, or there is no report.
+    """
+    finished = run_with_deadline(line, seconds, environment)
+    if finished.status != 0 or (report is not None and not report.exists()):
+        raise JobProblem(f"{' '.join(line)} {finished.how}:\n{finished.last_lines}")
+    return finished
 
 
 def launch(folder: Path, *, loaders: int, trainers: int, steps: int, warm_up: int = 0) -> dict[str, Any]:
@@ -60,9 +84,7 @@ def read_floor(folder: Path, counts: dict[str, int]) -> dict[str, Any]:
     path = folder / "counts.json"
     path.write_text(json.dumps(counts))
     line = [sys.executable, str(TEXT_JOB / "alone.py"), "floor", "--counts", str(path)]
-    finished = run_with_deadline(line, DEADLINE_SECONDS, environment(folder))
-    if finished.status != 0:
-        raise JobProblem(f"{line} {finished.how}:\n{finished.last_lines}")
+    finished = run_line(line, environment(folder))
     return json.loads(finished.output.splitlines()[-1])
 
 
@@ -113,9 +135,7 @@ def _ask(process: subprocess.Popen[str]) -> str:
 
 def _report_of(line: Sequence[str], folder: Path, report: Path) -> dict[str, Any]:
     report.unlink(missing_ok=True)
-    finished = run_with_deadline(line, DEADLINE_SECONDS, environment(folder))
-    if finished.status != 0 or not report.exists():
-        raise JobProblem(f"{' '.join(line)} {finished.how}:\n{finished.last_lines}")
+    run_line(line, environment(folder), report=report)
     return json.loads(report.read_text())
 
 

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks import jobs
-from msdata_jax.cli.subprocesses import run_with_deadline
 from msdata_jax.observing.files import read_lines
 from msdata_jax.scaling.decision_log import Round, replay
 from msdata_jax.scaling.partition import Partition
@@ -38,7 +37,6 @@ STEP_SECONDS = 0.1
 WARM_UP = 10
 NAMES = ("dear", *(f"cheap{i}" for i in range(7)))
 RECORDS, TOKENS, GROUP = 4096, 512, 2048
-DEADLINE_SECONDS = 240.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +128,7 @@ def run_one(folder: Path, cost: str, size: str, shape: Shape, number: int) -> di
     ]
     settings = {"MSDATA_BENCH_SWING": f"{shape.swing_at},{shape.swing_stop}", "MSDATA_BENCH_COST": cost}
     print(f"scaling: {cost}, {size}, run {number + 1}", file=sys.stderr, flush=True)
-    finished = run_with_deadline(line, DEADLINE_SECONDS, jobs.environment(folder) | settings)
-    if finished.status != 0 or not report.exists():
-        raise jobs.JobProblem(f"{' '.join(line)} {finished.how}:\n{finished.last_lines}")
+    jobs.run_line(line, jobs.environment(folder) | settings, report=report)
     return {
         **_waits(json.loads(report.read_text()), shape),
         **_memory(record, LOADERS[cost]),

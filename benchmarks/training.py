@@ -36,7 +36,6 @@ import numpy as np
 from benchmarks import jobs
 from benchmarks.training_job.recipes import Balanced, Job, write_texts
 from msdata_jax.cli.mpiexec import command_line
-from msdata_jax.cli.subprocesses import run_with_deadline
 from msdata_jax.simulate.cluster import Assumptions, Cluster, Model, Models, Work
 from msdata_jax.simulate.pipeline import one_forward_one_backward
 
@@ -130,9 +129,8 @@ def run_script(line: Sequence[str], folder: Path) -> None:
     """
     environment = jobs.environment(folder)
     paths = [str(HERE.parent), *filter(None, [environment.get("PYTHONPATH")])]
-    finished = run_with_deadline(
+    jobs.run_line(
         line,
-        DEADLINE_SECONDS,
         {
             **environment,
             "PYTHONPATH": os.pathsep.join(paths),
@@ -140,9 +138,8 @@ def run_script(line: Sequence[str], folder: Path) -> None:
             "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1",
         },
+        seconds=DEADLINE_SECONDS,
     )
-    if finished.status != 0:
-        raise jobs.JobProblem(f"{' '.join(line)} {finished.how}:\n{finished.last_lines}")
 
 
 def compose_rows(case: Mapping[str, Any]) -> list[Row]:

@@ -1,7 +1,11 @@
 """Shared by all tests: Hypothesis profiles, and the small real data of the jobs that tests start."""
 
+import importlib
 import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -20,3 +24,12 @@ def job_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job_data")
     make_data(folder)
     return folder
+
+
+@pytest.fixture
+def import_benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of the repository's `benchmarks`, which is no installed package."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    yield lambda name: importlib.import_module(f"benchmarks.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        del sys.modules[name]

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from msdata_jax.runtime.figures import smaps_bytes
+
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -27,18 +29,12 @@ def tree(roots: Iterable[int]) -> set[int]:
 
 def pss_mb(pids: Iterable[int]) -> float:
     """Proportional set size of the processes together, in MB (2**20 bytes)."""
-    return sum(_pss_kb(pid) for pid in pids) / 1024
+    return sum(map(_pss_bytes, pids)) / (1 << 20)
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """CPU time of the processes so far, and of their children that have ended."""
     return sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat(pid))) / TICKS_PER_SECOND
-
-
-def free_mb() -> float:
-    """Memory of the machine that new processes can have, in MB."""
-    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in line)
-    return int(line.split()[1]) / 1024
 
 
 def median(values: Sequence[float], digits: int) -> float:
@@ -51,12 +47,11 @@ def spread(values: Sequence[float], digits: int) -> list[float]:
     return [round(min(values), digits), round(max(values), digits)]
 
 
-def _pss_kb(pid: int) -> int:
+def _pss_bytes(pid: int) -> int:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return smaps_bytes("Pss:", pid)
     except OSError:  # it is gone
         return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def _stat(pid: int) -> list[str]:

@@ -19,6 +19,7 @@ from benchmarks.peers.convert import write_missing
 from benchmarks.peers.job import Cell, Job
 from benchmarks.peers.meeting import Meeting, MeetingProblem
 from benchmarks.peers.registry import OURS, Peer, PeerProblem, python_of
+from msdata_jax.cli.machine import memory_bytes
 from msdata_jax.cli.mpiexec import command_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -221,7 +222,7 @@ def _check(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is not None:
             raise MeetingProblem(f"a process ended with status {process.returncode}")
-    if measure.free_mb() < LEAST_FREE_MB:
+    if memory_bytes()[1] < LEAST_FREE_MB * (1 << 20):
         raise MeetingProblem(f"the machine has less than {LEAST_FREE_MB:.0f} MB of memory left")
 
 

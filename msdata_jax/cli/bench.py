@@ -5,7 +5,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,8 +18,6 @@ from msdata_jax.cli.machine import describe_machine, package_versions
 from msdata_jax.cli.tables import in_words, make_console, make_table, tables_of
 
 BENCHMARKS = Path(msdata_jax.__file__).resolve().parent.parent / "benchmarks"
-
-
 ALL = "all"
 
 
@@ -53,36 +51,42 @@ def command(name: str | None, as_list: bool, quick: bool, as_json: bool, results
         raise click.UsageError(
             f"there is no benchmark {name!r}; there are {', '.join(known)}, and all of them: {ALL}"
         )
-    found, failures = _run_all(tuple(known) if name == ALL else (name,), quick, results)
+    if name == ALL:
+        return _run_all(known, quick, as_json, results)
+    result = _run(name, known[name], quick, results)
     if as_json:
-        click.echo(json.dumps({"name": ALL, "results": found} if name == ALL else found[0], indent=2))
+        click.echo(json.dumps(result, indent=2))
     else:
-        for result in found:
+        show(result, known[name])
+    return 0
+
+
+def _run(name: str, about: str, quick: bool, folder: Path | None) -> dict[str, Any]:
+    """The result of a benchmark, which is written into the folder, too."""
+    result = run_benchmark(name, quick)
+    if folder is not None:
+        bench_page.write_results(folder, {"about": about, **result}, _module(name))
+    return result
+
+
+def _run_all(known: Mapping[str, str], quick: bool, as_json: bool, folder: Path | None) -> int:
+    """Run them all, whatever becomes of one; show results, then what went wrong."""
+    results: list[dict[str, Any]] = []
+    failures: list[str] = []
+    for number, (name, about) in enumerate(known.items(), start=1):
+        click.echo(f"msdata bench: {name}, {number} of {len(known)}", err=True)
+        try:
+            results.append(_run(name, about, quick, folder))
+        except Exception as error:  # noqa: BLE001 - it is named at the end, and the others run
+            failures.append(f"{name} failed: {type(error).__name__}: {error}")
+    if as_json:
+        click.echo(json.dumps({"name": ALL, "results": results}, indent=2))
+    else:
+        for result in results:
             show(result, known[result["name"]])
     for failure in failures:
         click.echo(f"msdata bench: {failure}", err=True)
     return 1 if failures else 0
-
-
-def _run_all(
-    names: Sequence[str], quick: bool, folder: Path | None
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Results of the benchmarks, and what went wrong with others; a single one raises what it raised."""
-    found: list[dict[str, Any]] = []
-    failures: list[str] = []
-    for number, name in enumerate(names, start=1):
-        if len(names) > 1:
-            click.echo(f"msdata bench: {name}, {number} of {len(names)}", err=True)
-        try:
-            found.append(run_benchmark(name, quick))
-        except Exception as error:
-            if len(names) == 1:
-                raise
-            failures.append(f"{name} failed: {type(error).__name__}: {error}")
-        else:
-            if folder is not None:
-                bench_page.write_results(folder, found[-1], _module(name))
-    return found, failures
 
 
 def find_benchmarks(folder: Path) -> dict[str, str]:

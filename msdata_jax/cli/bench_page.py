@@ -16,15 +16,19 @@ PAGE = "index.html"
 
 
 def write_results(folder: Path, result: Mapping[str, Any], module: ModuleType) -> None:
-    """Write a result, the picture that the benchmark draws of it (`draw(result, path)`), and the page anew.
+    """Write a result, the picture that the benchmark draws of it, and the page anew.
+
+    Args:
+        folder: of the results.
+        result: with the line about the benchmark as `about`.
+        module: of the benchmark; its `draw(result, path)`, if there is one, draws.
 
     Raises:
         OSError: the folder cannot be written to.
         RecipeError: it holds a JSON file that cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    about = (module.__doc__ or "").partition("\n")[0]
-    write_json(folder / f"{result['name']}.json", {"about": about, **result})
+    write_json(folder / f"{result['name']}.json", result)
     if hasattr(module, "draw"):
         module.draw(result, folder / f"{result['name']}.png")
     (folder / PAGE).write_text(make_page(folder))

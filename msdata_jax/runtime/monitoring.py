@@ -124,14 +124,14 @@ def keep_end(folder: Path | None, plan: Callable[[], Mapping[str, Any]]) -> Mapp
     Raises:
         JobFailed: as `plan` does.
     """
+    if folder is None:
+        return plan()
     try:
         figures = plan()
     except JobFailed as failed:
-        if folder is not None:
-            records.write_end(folder, failed)
+        records.write_end(folder, failed)
         raise
-    if folder is not None:
-        records.write_end(folder, figures)
+    records.write_end(folder, figures)
     return figures
 
 

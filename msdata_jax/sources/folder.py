@@ -22,6 +22,7 @@ import numpy as np
 from msdata_jax.errors import SourceError
 from msdata_jax.sources.formats import holds_records, suffix_of, tells_format
 from msdata_jax.sources.protocol import BadRecord, compact
+from msdata_jax.sources.storage import is_inside
 from msdata_jax.sources.tar import split_name
 
 # Of a link that leads nowhere, and of what a file may have become; others are of the disk or the network.
@@ -131,7 +132,7 @@ class Folder:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise _UnreadableError("is no regular file")
-            if not _is_inside(_path_of(descriptor), _path_of(self._descriptor)):
+            if not is_inside(_path_of(descriptor), _path_of(self._descriptor)):
                 raise _UnreadableError("is a link that leaves the folder")
             if found.st_size > max_bytes:
                 raise _UnreadableError(f"has {found.st_size} bytes, max_record_bytes leaves it {max_bytes}")
@@ -207,7 +208,7 @@ def _list(path: str, root: str, prefix: str) -> tuple[list[tuple[str, int]], lis
 
 def _check_link(path: str, root: str, name: str) -> None:
     real = os.path.realpath(os.path.join(root, name))
-    if real != root and not _is_inside(real, root):
+    if real != root and not is_inside(real, root):
         raise SourceError(
             f"{path}: {name} is a link that leaves the folder, to {real}; copy what is there, or give the "
             "folder that holds it"
@@ -225,10 +226,6 @@ def _size_of(entry: os.DirEntry) -> int | None:
     if stat.S_ISDIR(found.st_mode):
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else _NOT_PLAIN
-
-
-def _is_inside(real: str, root: str) -> bool:
-    return real.startswith(root.rstrip("/") + "/")
 
 
 def _check_all(path: str, kinds: Sequence[Sequence[str]]) -> None:

@@ -118,6 +118,11 @@ def beside(path: str, name: str) -> str:
     return os.path.join(os.path.dirname(path), name)
 
 
+def is_inside(path: str, root: str) -> bool:
+    """Whether a path is below the folder `root`; both are real ones, without links on the way."""
+    return path.startswith(root.rstrip("/") + "/")
+
+
 def base_name(path: str) -> str:
     """A file's name without its folder, equal for a file and its remote copy."""
     if is_remote(path):

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from msdata_jax.sources.zarr_metadata import ArrayFolder, is_inside
+from msdata_jax.sources.storage import is_inside
+from msdata_jax.sources.zarr_metadata import ArrayFolder
 
 # What codecs may add to a chunk: their headers, and a share where its bytes cannot be compressed.
 _OVERHEAD_BYTES = 4096
@@ -98,7 +99,8 @@ class ChunkFiles:
 
     def _fault_of(self, stream: int, name: str) -> str | None:
         found = os.fstat(stream)
-        if not stat.S_ISREG(found.st_mode) or not is_inside(f"{self._folder.path}/{name}", self._folder.path):
+        real = os.path.realpath(f"{self._folder.path}/{name}")
+        if not stat.S_ISREG(found.st_mode) or not is_inside(real, self._folder.path):
             return "is no file of the folder; a link must not leave it"
         limit = self._num_inner * (_most(self._chunk_bytes) + INDEX_ENTRY_BYTES)
         if found.st_size > limit:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msdata_jax.errors import SourceError
+from msdata_jax.sources.storage import is_inside
 
 _MAX_METADATA_BYTES = 16 << 20
 _MAX_ARRAYS = 1024
@@ -48,17 +49,12 @@ def find_arrays(path: str, name: str) -> Mapping[str, ArrayFolder]:
     if len(arrays) > _MAX_ARRAYS:
         raise SourceError(f"{path} has more than {_MAX_ARRAYS} arrays; give the folder of one group")
     for each, array in arrays.items():
-        if not is_inside(array.path, root):
+        if not is_inside(os.path.realpath(array.path), root):
             raise SourceError(
                 f"{path}: {each} is a link that leaves the folder, to {os.path.realpath(array.path)}; copy "
                 "the array, or give the folder that holds it"
             )
     return arrays
-
-
-def is_inside(path: str, root: str) -> bool:
-    """Whether a path, with its links followed, is below `root`, which has none."""
-    return os.path.realpath(path).startswith(root.rstrip("/") + "/")
 
 
 def _list_folders(path: str, root: str) -> list[str]:

@@ -94,8 +94,6 @@ def test_the_table_of_fields_is_that_of_a_batch(project: Path, monkeypatch: pyte
     assert set(comment.split(", ")) == set(shown)
 
 
-def test_tables_of_figures_are_of_the_benchmarks_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    from benchmarks.readme import with_tables
-
-    assert with_tables(README) == README, "python -m benchmarks.readme writes them anew"
+def test_tables_of_figures_are_of_the_benchmarks_results(import_benchmark) -> None:
+    written = import_benchmark("readme").with_tables(README)
+    assert written == README, "python -m benchmarks.readme writes them anew"

@@ -1,23 +1,14 @@
 """Many sources on few loaders: open files are bounded, and memory does not grow from epoch to epoch."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
 GROWTH_MB = 25.0
 
 
 @pytest.fixture
-def many_sources(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY))
-    from benchmarks import many_sources
-
-    yield many_sources
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+def many_sources(import_benchmark):
+    return import_benchmark("many_sources")
 
 
 @pytest.mark.mpi

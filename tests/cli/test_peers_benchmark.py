@@ -1,25 +1,18 @@
 """Our loader beside torch and grain: all get the asked mixture, lose and repeat nothing, and are measured."""
 
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
 RECORDS = 256
 OURS, TORCH, GRAIN = "msdata_jax arrayrecord", "torch parquet", "grain arrayrecord on threads"
 
 
 @pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY))
-    import benchmarks.memory
-    import benchmarks.side_by_side
-
-    yield benchmarks
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+def benchmarks(import_benchmark) -> SimpleNamespace:
+    return SimpleNamespace(memory=import_benchmark("memory"), side_by_side=import_benchmark("side_by_side"))
 
 
 def peers_of(benchmarks, *labels: str) -> list:

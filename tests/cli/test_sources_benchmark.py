@@ -1,21 +1,11 @@
 """A hundred sources and four training processes: a source is open on its loaders alone."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY))
-    from benchmarks import sources
-
-    yield sources
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+def sources(import_benchmark):
+    return import_benchmark("sources")
 
 
 @pytest.mark.mpi

@@ -1,4 +1,7 @@
-"""Opens the files of a source; `conftest` closes behind each test what was opened."""
+"""Opens the files of a source, and reads them; `conftest` closes behind each test what was opened."""
+
+import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,3 +17,13 @@ def opened(path, options=None, *, keep_damaged=False) -> FileRecords:
 
 def read_all(records: FileRecords) -> list:
     return records.read(np.arange(len(records)))
+
+
+def on_threads(read: Callable[[int], object]) -> None:
+    """Call `read` with the numbers 0 to 3 on four threads at once; all of them end."""
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)

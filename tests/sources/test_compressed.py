@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import sysconfig
-import threading
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from sources.opening import OPENED, opened, read_all
+from sources.opening import OPENED, on_threads, opened, read_all
 
 from msdata_jax.errors import SourceError
 from msdata_jax.sources import compressed, decompress
@@ -288,13 +287,8 @@ def test_threads_read_at_once(tmp_path, helpers, small_groups):
             if texts(records.read(asked)) != [docs[i] for i in asked]:
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    on_threads(read)
     assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
 
 
 # --- the temporary file

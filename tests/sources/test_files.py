@@ -5,11 +5,10 @@ import json
 import os
 import random
 import tarfile
-import threading
 
 import numpy as np
 import pytest
-from sources.opening import opened, read_all
+from sources.opening import on_threads, opened, read_all
 
 from msdata_jax.errors import SourceError
 from msdata_jax.sources import files as files_module
@@ -74,13 +73,8 @@ def test_threads_read_at_once(write, helpers, tmp_path, file_format, monkeypatch
             if found != [docs[i] for i in asked]:
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    on_threads(read)
     assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_fingerprint_follows_the_data(write, helpers, tmp_path, file_format):

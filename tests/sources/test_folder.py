@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from sources.opening import opened, read_all
+from sources.opening import on_threads, opened, read_all
 
 import msdata_jax as msd
 from benchmarks.range_server import RangeServer
@@ -169,12 +169,7 @@ def test_threads_read_at_once(tmp_path):
             if record["txt"] != b"%d" % index
         )
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not any(thread.is_alive() for thread in threads)
+    on_threads(read)
     assert wrong == []
 
 

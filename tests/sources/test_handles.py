@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sources.opening import on_threads
 
 from msdata_jax.errors import SourceError
 from msdata_jax.sources import handles as handles_module
@@ -206,11 +207,7 @@ def test_threads_share_a_budget_of_real_files(tmp_path, helpers):
             if number == 5 and seed == 0:
                 sources[0].drop()
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    on_threads(read)
     assert len(most) == 4 * 300
     assert max(most) <= 3 + 4  # those in use, and for a moment a dropped one of each thread
     for handles in sources:

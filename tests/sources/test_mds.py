@@ -5,7 +5,6 @@ import json
 import os
 import random
 import shutil
-import threading
 import tracemalloc
 import zlib
 from decimal import Decimal
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sources.opening import OPENED, read_all
+from sources.opening import OPENED, on_threads, read_all
 from sources.opening import opened as open_anyhow
 
 from benchmarks.range_server import RangeServer
@@ -170,13 +169,8 @@ def test_threads_read_at_once_and_leave_no_file_open(tmp_path, kind):
             ):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    on_threads(read)
     assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
     records.drop_handles()
     assert is_whole(records.read(np.array([17]))[0])
     records.close()

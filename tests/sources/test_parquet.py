@@ -1,13 +1,13 @@
 """Parquet files whose row groups are too large to be kept decoded, and what is kept over several sources."""
 
 import contextlib
-import threading
 import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sources.opening import on_threads
 
 from msdata_jax.errors import SourceError
 from msdata_jax.sources import parquet as parquet_module
@@ -83,11 +83,7 @@ def test_large_row_groups_are_read_by_threads(path, docs, large_groups):
         wrong.extend(set(texts(found)) ^ {docs[place] for place in asked.tolist()})
         done.append(seed)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    on_threads(read)
     assert (wrong, sorted(done)) == ([], [0, 1, 2, 3])
     handle.close()
 

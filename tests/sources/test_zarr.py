@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import tensorstore
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources.opening import OPENED, opened, read_all
+from sources.opening import OPENED, on_threads, opened, read_all
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 import msdata_jax as msd
@@ -475,13 +474,8 @@ def test_threads_read_at_once_and_leave_no_file_open(tmp_path, layout):
                 if record["a"].tolist() != arrays["a"][index % 40].tolist():
                     wrong.append(index)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    on_threads(read)
     assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
     records.drop_handles()
     assert int(records.read(np.array([41]))[0]["b"]) == 2
     records.close()

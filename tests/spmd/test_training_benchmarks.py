@@ -1,14 +1,12 @@
 """The benchmarks `training` and `convergence`: what they compose and compare, and their jobs at work."""
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
 COLUMNS = {
     "context", "mode", "sync", "imbalance_without", "imbalance_with", "step_seconds_without",
     "step_seconds_with", "wait_percent_without", "wait_percent_with", "tokens_per_second_without",
@@ -22,14 +20,13 @@ TEXTS = {
 
 
 @pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY))
-    from benchmarks import convergence, training
-    from benchmarks.training_job import model, recipes
-
-    yield SimpleNamespace(convergence=convergence, training=training, model=model, recipes=recipes)
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+def benchmarks(import_benchmark) -> SimpleNamespace:
+    return SimpleNamespace(
+        convergence=import_benchmark("convergence"),
+        training=import_benchmark("training"),
+        model=import_benchmark("training_job.model"),
+        recipes=import_benchmark("training_job.recipes"),
+    )
 
 
 @pytest.fixture
