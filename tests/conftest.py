@@ -16,6 +16,14 @@ settings.register_profile("slow", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+@pytest.fixture(autouse=True)
+def no_jax_backend() -> Iterator[None]:
+    """JAX warns of every later fork once it has computed: programs of their own do that for tests."""
+    yield
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    assert bridge is None or not bridge.backends_are_initialized(), "computed with JAX in pytest's process"
+
+
 @pytest.fixture(scope="session")
 def job_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with text in three formats, images, and a tokenizer."""

@@ -24,7 +24,7 @@ ALL = "all"
 @click.command("bench")
 @click.argument("name", required=False)
 @click.option("--list", "as_list", is_flag=True, help="List the benchmarks and what each measures.")
-@click.option("--quick", is_flag=True, help="About a minute each, with fewer rounds; figures are rougher.")
+@click.option("--quick", is_flag=True, help="A minute or a few each, with fewer rounds; figures are rougher.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: rows, versions, machine.")
 @click.option(
     "--results",
