@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import msdata_jax as msd
+from benchmarks.headline import headline
 from msdata_jax.checkpoint.files import BaseRef, digest_of, encode_delta, encode_full
 from msdata_jax.checkpoint.finding import load_state
 from msdata_jax.checkpoint.writer import Writer
@@ -53,8 +54,28 @@ def run(quick: bool) -> dict[str, Any]:
     """A row of each kind of file, and one of each way to save."""
     _say(f"playing {FIRST + DISTANCES[-1] + 1} steps of {NUM_SOURCES} sources")
     states = play(FIRST + DISTANCES[-1] + 1)
-    rows = [*sizes(states), *saves(states, 20 if quick else 60), *blocks(3 if quick else 9)]
+    rows = [*sizes(states), *saves(states, 10 if quick else 60), *blocks(1 if quick else 9)]
     return {"name": "checkpoint", "rows": rows, "notes": list(NOTES)}
+
+
+def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a save writes and takes, and what saved blocks save."""
+    size = {row["file"]: row["bytes"] for row in result["rows"] if "file" in row}
+    blocking = {row["saved"]: row["blocking_ms"] for row in result["rows"] if "saved" in row}
+    blocks = result["rows"][-1]
+    return [
+        headline(
+            f"bytes of a delta, {NUM_SOURCES} sources",
+            size["delta, 1 step on"],
+            beside={"full": size["full"]},
+        ),
+        headline("ms that a save blocks", blocking.pop("model and data"), beside=blocking),
+        headline(
+            "ms to the first step after a restart, blocks saved",
+            blocks["first_step_ms"],
+            beside={"without": blocks["without_ms"]},
+        ),
+    ]
 
 
 # --- the stream -------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import jobs, text_data
+from benchmarks.headline import headline
 
 MANY_JOB = Path(__file__).parent / "many_job"
 NUM_SOURCES, LOADERS = 306, 4
@@ -32,7 +33,22 @@ _WARM = 1.0  # epochs: until then sources are opened, and what is kept decoded i
 
 def run(quick: bool) -> dict[str, Any]:
     """A row for each number of sources."""
-    return measure((76, 153, NUM_SOURCES), LOADERS, docs_per_source=96 if quick else 512)
+    if quick:
+        return measure((76, NUM_SOURCES), LOADERS, docs_per_source=48)
+    return measure((76, 153, NUM_SOURCES), LOADERS, docs_per_source=512)
+
+
+def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a loader holds with all sources."""
+    most = result["rows"][-1]
+    files = most["files"]
+    return [
+        headline(f"MB of a loader of {LOADERS}, {most['sources']} sources", most["mean_pss_mb"]),
+        headline("MB that it grows an epoch", most["slope_mb_per_epoch"]),
+        headline(
+            "data files that it holds open", most["most_open_files_of_a_loader"], beside={"files": files}
+        ),
+    ]
 
 
 def measure(

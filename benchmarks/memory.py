@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.headline import headline
 from benchmarks.peers import data, measure, registry
 from benchmarks.peers.job import Cell
 from benchmarks.peers.registry import BLOCK_FORMATS, OUR_NAME, PEERS, QUICK_PEERS, Peer
@@ -25,12 +28,35 @@ from benchmarks.peers.runs import Run, interleaved
 BATCH_SIZE = 16
 RECORDS_PER_SOURCE = 2048
 SOURCES, TRAINERS = (8, 64, 256), (1, 4, 8)
+GOAL_CELL, GOAL_MB = (64, 8), 568.0
 
 
 def run(quick: bool) -> dict[str, Any]:
     """A row for each loader, format, number of sources and number of training processes."""
     cells = ((16, 2),) if quick else tuple(itertools.product(SOURCES, TRAINERS))
     return compare(QUICK_PEERS if quick else PEERS, cells, rounds=1, workers=1 if quick else 2)
+
+
+def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Block and record formats in the cell that the goal is for, or the largest."""
+    measured = [row for row in result["rows"] if "loader_pss_mb" in row]
+    cells = sorted({(row["sources"], row["trainers"]) for row in measured})
+    cell = GOAL_CELL if GOAL_CELL in cells else cells[-1]
+    found = []
+    for is_block in (True, False):
+        values: dict[str, float] = {}
+        for row in measured:
+            if (row["sources"], row["trainers"]) == cell and _is_block(row) == is_block:
+                name = row["peer"] if row["workers"] else f"{row['peer']} on threads"
+                values[name] = row["loader_pss_mb"]
+        ours = min((values.pop(name) for name in [*values] if name.startswith(OUR_NAME)), default=None)
+        figure = (
+            f"MB of all data processes, {cell[0]} sources, {cell[1]} training processes, "
+            f"{'block' if is_block else 'record'} formats"
+        )
+        goal = GOAL_MB if is_block and cell == GOAL_CELL else None
+        found.append(headline(figure, ours, beside=values, at_most=goal))
+    return found
 
 
 def compare(
@@ -51,7 +77,8 @@ def compare(
         found, failed = interleaved(runnable, cell, rounds)
         rows += describe(found)
         failures += failed
-    return {"name": "memory", "rows": [*rows, *failures, *absent], "notes": _notes(rounds, runnable)}
+    rows = [*rows, *growth(rows), *failures, *absent]
+    return {"name": "memory", "rows": rows, "notes": _notes(rounds, runnable)}
 
 
 def make_cell(folder: Path, num_sources: int, trainers: int, workers: int, records_per_source: int) -> Cell:
@@ -94,6 +121,40 @@ def describe(found: Mapping[Peer, Sequence[Run]]) -> list[dict[str, Any]]:
         if (least := ours.get(_is_block(row))) is not None:
             row["ratio_to_ours"] = round(row["loader_pss_mb"] / least, 2)
     return rows
+
+
+def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What a source, a training process, and a source in each of them add, fitted for each loader and format.
+
+    Least squares of `fixed + s sources + t trainers + p sources x trainers`; left out where a loader has too
+    few cells to tell them apart. Where the last is near 0 memory grows with sources plus processes.
+    """
+    by_loader: dict[tuple[str, str, bool], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_loader.setdefault((row["peer"], row["format"], row["workers"] == 0), []).append(row)
+    fits = []
+    for (peer, name, on_threads), mine in by_loader.items():
+        sources, trainers, used = (
+            np.array([row[column] for row in mine], float)
+            for column in ("sources", "trainers", "loader_pss_mb")
+        )
+        terms = np.stack([np.ones(len(mine)), sources, trainers, sources * trainers], axis=1)
+        if len(mine) <= terms.shape[1] or np.linalg.matrix_rank(terms) < terms.shape[1]:
+            continue
+        factors = np.linalg.lstsq(terms, used)[0]
+        error = float(np.abs(terms @ factors - used).max())
+        fits.append(
+            {
+                "peer": f"{peer} on threads" if on_threads else peer,
+                "format": name,
+                "fixed_mb": round(float(factors[0]), 1),
+                "mb_a_source": round(float(factors[1]), 3),
+                "mb_a_trainer": round(float(factors[2]), 2),
+                "mb_a_source_in_each_trainer": round(float(factors[3]), 4),
+                "largest_error_mb": round(error, 1),
+            }
+        )
+    return fits
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:

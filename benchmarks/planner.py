@@ -9,12 +9,13 @@ Karmarkar-Karp with an object for each set, as public training code has it.
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from benchmarks.differencing import object_karmarkar_karp
+from benchmarks.headline import headline
 from benchmarks.lengths import (
     BACKBONE,
     COLUMNS,
@@ -103,6 +104,23 @@ def run(quick: bool) -> dict[str, Any]:
             rows.append(_beside_objects(num_parts, num_samples, distribution))
     growth = [_growth(num_samples, rounds=2 if quick else 5) for num_samples in GROWTH]
     return {"name": "planner", "rows": rows + growth, "notes": [*NOTES, _exponents(growth)]}
+
+
+def headlines(result: Mapping[str, Any]) -> list[Row]:
+    """Time and evenness of the largest step that all methods planned."""
+    rows = [row for row in result["rows"] if "plan_ms" in row and "method" in row]
+    dp, samples, mixture = (rows[-1][name] for name in ("dp", "samples", "distribution"))
+    mine = {
+        row["method"]: row
+        for row in rows
+        if (row["dp"], row["samples"], row["distribution"]) == (dp, samples, mixture)
+    }
+    found = []
+    for figure, column in (("ms to plan a step", "plan_ms"), ("dearest part over the bound", "ratio")):
+        values = {method: row[column] for method, row in mine.items()}
+        ours = values.pop("lpt refined")
+        found.append(headline(f"{figure}, {samples} samples, {dp} groups", ours, beside=values))
+    return found
 
 
 def _say(what: str) -> None:

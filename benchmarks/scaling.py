@@ -17,7 +17,7 @@ of the loaders, the mean over the run.
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import jobs
+from benchmarks.headline import headline
 from msdata_jax.observing.files import read_lines
 from msdata_jax.scaling.decision_log import Round, replay
 from msdata_jax.scaling.partition import Partition
@@ -49,7 +50,7 @@ class Shape:
 
 
 FULL = Shape(steps=500, swing_at=150, swing_stop=300)
-QUICK = Shape(steps=170, swing_at=70, swing_stop=140)
+QUICK = Shape(steps=150, swing_at=60, swing_stop=120)
 SIZES = {
     "fixed, even": ("--scaling", "off"),
     "fixed, for the slowest": ("--scaling", "off", "--partition", "everywhere.json"),
@@ -78,6 +79,22 @@ def run(quick: bool) -> dict[str, Any]:
     if len(digests) != 1:
         raise jobs.JobProblem(f"batches differ between sizes: {sorted(digests)}")
     return {"name": "scaling", "rows": rows, "notes": notes}
+
+
+def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Waiting and memory of each size, by what a sample costs."""
+    found = []
+    for cost in dict.fromkeys(row["cost"] for row in result["rows"]):
+        mine = {row["size"]: row for row in result["rows"] if row["cost"] == cost}
+        for figure, column in (
+            ("% of the time waited for data", "wait_percent"),
+            ("MB of loaders", "loaders_pss_mb"),
+        ):
+            values = {size: row[column] for size, row in mine.items()}
+            ours = values.pop("scaled")
+            goal = 2.0 if column == "wait_percent" else None
+            found.append(headline(f"{figure}, samples that {cost}", ours, beside=values, at_most=goal))
+    return found
 
 
 def _compare(cost: str, even: dict[str, Any], slowest: dict[str, Any], scaled: dict[str, Any]) -> str:

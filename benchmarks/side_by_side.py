@@ -16,20 +16,32 @@ squared lengths, over what each has on average. Times are rough on a machine tha
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.headline import headline
 from benchmarks.peers import data, measure, registry
 from benchmarks.peers.job import Cell
-from benchmarks.peers.registry import PEERS, QUICK_PEERS, Peer
+from benchmarks.peers.registry import OUR_NAME, PEERS, QUICK_PEERS, Peer
 from benchmarks.peers.runs import Run, interleaved
 
 BATCH_SIZE = 16
 RECORDS_PER_SOURCE = 2048
 ROUNDS_OF_DRAWS = 20
+GOALS = (
+    ("samples a second", "samples_per_second", None),
+    ("CPU ms a sample", "cpu_ms_per_sample", 0.6),
+    ("seconds to the first batch", "first_batch_seconds", 2.0),
+    ("ms waited for a batch, median, steps of 100 ms", "wait_ms_p50", 0.1),
+    ("ms waited for a batch, 95 of 100", "wait_ms_p95", 0.9),
+    ("mixture: total variation from its weights", "mix_error", 0.004),
+    ("balance: max over mean of summed squared lengths", "imbalance", 1.05),
+)
+"""Headlines: what they say, the column, and the most that is meant to be."""
+BOUND_NAMES = tuple(peer.name for peer in registry.BOUNDS)
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -37,6 +49,21 @@ def run(quick: bool) -> dict[str, Any]:
     if quick:
         return compare(QUICK_PEERS, texts=16, images=2, trainers=2, workers=1, rounds=1, fast=30, paced=10)
     return compare(PEERS, texts=64, images=8, trainers=4, workers=2, rounds=5, fast=60, paced=24)
+
+
+def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each figure of ours, of the better of our rows, beside all others."""
+    rows = [row for row in result["rows"] if "samples_per_second" in row]
+    found = []
+    for figure, column, limit in GOALS:
+        values: dict[str, float] = {}
+        for row in rows:
+            on_threads = "" if row["workers"] or row["peer"] in BOUND_NAMES else " on threads"
+            values[f"{row['peer']} {row['format']}{on_threads}"] = row[column]
+        best = max if column == "samples_per_second" else min
+        ours = best((values.pop(name) for name in [*values] if name.startswith(OUR_NAME)), default=None)
+        found.append(headline(figure, ours, beside=values, at_most=limit))
+    return found
 
 
 def compare(

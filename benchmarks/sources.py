@@ -14,11 +14,12 @@ the run fails where that is not the number of the source's loaders.
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import jobs, text_data
+from benchmarks.headline import headline
 
 NUM_SOURCES, LOADERS, TRAINERS = 100, 3, 4
 BLOCK_SIZE = 16
@@ -31,6 +32,13 @@ def run(quick: bool) -> dict[str, Any]:
     return measure(
         NUM_SOURCES, LOADERS, TRAINERS, docs_per_source=docs_per_source, steps=30, workers_per_trainer=workers
     )
+
+
+def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Memory of all data ranks."""
+    ours, *others = result["rows"]
+    beside = {row["way"]: row["total_pss_mb"] for row in others}
+    return [headline(f"MB of data ranks, {NUM_SOURCES} sources", ours["total_pss_mb"], beside=beside)]
 
 
 def measure(

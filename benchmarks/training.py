@@ -34,6 +34,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks import jobs
+from benchmarks.headline import headline
 from benchmarks.training_job.recipes import Balanced, Job, write_texts
 from msdata_jax.cli.mpiexec import command_line
 from msdata_jax.simulate.cluster import Assumptions, Cluster, Model, Models, Work
@@ -72,6 +73,28 @@ def run(quick: bool) -> dict[str, Any]:
             "wall: seconds of the clock, two processes that wait for each other",
         ],
     }
+
+
+def headlines(result: Mapping[str, Any]) -> list[Row]:
+    """The gain of each case and synchronisation, and how far uneven ones stay from the bound."""
+    composed = [row for row in result["rows"] if "gain" in row]
+    gains: dict[str, dict[int, float]] = {}
+    for row in composed:
+        gains.setdefault(f"{row['mode']}, synchronised by {row['sync']}", {})[row["context"]] = row["gain"]
+    found = []
+    for case, by_context in gains.items():
+        *shorter, longest = sorted(by_context)
+        found.append(
+            headline(
+                f"step time without balance over with it, {case}, context {longest}",
+                by_context[longest],
+                beside={f"context {context}": by_context[context] for context in shorter},
+            )
+        )
+    uneven = [row["percent_above_bound"] for row in composed if row["imbalance_without"] > 1.5]
+    if uneven:
+        found.append(headline("% over the even step, where it was over 1.5 times", max(uneven), at_most=5))
+    return found
 
 
 def say(what: str) -> None:

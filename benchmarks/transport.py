@@ -6,12 +6,14 @@ mpiexec that runs this file again with `--program`.
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ import numpy as np
 from msdata_transport import Message, TooLate, find_mpiexec
 from msdata_transport.conformance import Party
 
+from benchmarks.headline import headline
+
 _ROOT = Path(__file__).resolve().parent.parent
 _SIZES_BYTES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
+_COLD_BYTES = 64 << 20  # of sources, and of targets: more than a cache holds
 
 Row = dict[str, Any]
 
@@ -37,6 +42,25 @@ def run(quick: bool) -> dict[str, Any]:
     for name, num_ranks, options in jobs:
         rows += _run_program(name, num_ranks, options)
     return {"name": "transport", "rows": rows}
+
+
+def headlines(result: dict[str, Any]) -> list[Row]:
+    """Bandwidth, latency and what waiting costs."""
+    rows = result["rows"]
+    idle, latency = (next(row for row in rows if row["what"] == what) for what in ("idle", "latency"))
+    found = [
+        headline(
+            f"share of memcpy outside of caches, messages of {row['message_bytes'] >> 20} MB",
+            row["fraction_of_cold_copy"],
+            beside={"of memcpy in them": row["fraction_of_memcpy"]},
+            at_least=0.5,
+        )
+        for row in rows
+        if row["what"] == "bandwidth" and row["message_bytes"] >= 1 << 20
+    ]
+    found.append(headline("microseconds of a small message, median", latency["p50_microseconds"]))
+    figure = f"% of a core, {idle['num_ranks']} ranks that wait"
+    return [*found, headline(figure, idle["percent_of_core"])]
 
 
 def _run_program(name: str, num_ranks: int, options: list[str]) -> list[Row]:
@@ -109,13 +133,26 @@ def _latency(party: Party, options: argparse.Namespace) -> list[Row]:
 
 
 def _bandwidth(party: Party, options: argparse.Namespace) -> list[Row]:
-    """Rank 0 streams to rank 1, which drops what it gets; medians of rounds, each beside copies."""
+    """Rank 0 streams to rank 1, which drops what it gets; medians of rounds, each beside copies.
+
+    A fraction is the time of a copy of as many bytes over the time of a message:
+
+    - `fraction_of_memcpy`: over and over from one array into another. Up to some MB both stay in a cache
+      of this core, which the bytes of another process never are in: small messages cannot come near it.
+    - `fraction_of_cold_copy`: each time from another array into another, which no cache holds: what a message
+      should cost that is copied once. It is over 1 where the receiver's memory is used again while cached.
+    - `fraction_of_copy_into_new`: from one array into one that is made for it, as a receiver has to.
+    """
     rows: list[Row] = []
     for num_bytes in _SIZES_BYTES:
         array = np.ones(num_bytes, np.uint8)
         num_messages = max(4, min(200, (64 << 20) // num_bytes))
-        rounds = [_one_round(party, array, num_messages) for _ in range(options.rounds + 1)][1:]
-        transfer, copy, new_copy = (statistics.median(column) for column in zip(*rounds, strict=True))
+        cold = _cold_pairs(num_bytes)
+        rounds = [_one_round(party, array, num_messages, cold) for _ in range(options.rounds + 1)][1:]
+        median = {name: statistics.median(seconds[name] for seconds in rounds) for name in rounds[0]}
+        if party.rank == 0:
+            continue
+        transfer = median["transfer"]
         rows.append(
             {
                 "what": "bandwidth",
@@ -123,29 +160,43 @@ def _bandwidth(party: Party, options: argparse.Namespace) -> list[Row]:
                 "num_messages": num_messages,
                 "microseconds": round(1e6 * transfer, 1),
                 "gigabytes_per_second": round(num_bytes / transfer / 1e9, 2),
-                "memcpy_gigabytes_per_second": round(num_bytes / copy / 1e9, 2),
-                "fraction_of_memcpy": round(copy / transfer, 3),
-                "fraction_of_copy_into_new": round(new_copy / transfer, 3),
+                "memcpy_gigabytes_per_second": round(num_bytes / median["copy"] / 1e9, 2),
+                "fraction_of_memcpy": round(median["copy"] / transfer, 3),
+                "cold_copy_gigabytes_per_second": round(num_bytes / median["cold_copy"] / 1e9, 2),
+                "fraction_of_cold_copy": round(median["cold_copy"] / transfer, 3),
+                "fraction_of_copy_into_new": round(median["new_copy"] / transfer, 3),
             }
         )
-    return rows if party.rank == 1 else []
+    return rows
 
 
-def _one_round(party: Party, array: np.ndarray, num_messages: int) -> tuple[float, float, float]:
-    """Seconds of one message, of np.copyto into a warm array, of a copy into a new one."""
+def _cold_pairs(num_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Targets and sources, going round; when a pair comes again no cache holds it."""
+    num_pairs = max(1, _COLD_BYTES // num_bytes)
+    targets, sources = (list(np.ones((num_pairs, num_bytes), np.uint8)) for _ in range(2))
+    return itertools.cycle(zip(targets, sources, strict=True))
+
+
+def _one_round(
+    party: Party, array: np.ndarray, num_messages: int, cold: Iterator[tuple[np.ndarray, np.ndarray]]
+) -> dict[str, float]:
+    """Seconds of one message and of each kind of copy; nothing at rank 0."""
     if party.rank == 0:
         party.expect("go")
         for _ in range(num_messages):
             party.send(1, "bulk", {}, [array])
         party.expect("done")  # sends what is queued meanwhile
-        return 1.0, 1.0, 1.0
+        return {}
     target = np.zeros_like(array)
-    copy = _seconds_of(lambda: np.copyto(target, array), num_messages)
-    new_copy = _seconds_of(array.copy, num_messages)
+    seconds = {
+        "copy": _seconds_of(lambda: np.copyto(target, array), num_messages),
+        "cold_copy": _seconds_of(lambda: np.copyto(*next(cold)), num_messages),
+        "new_copy": _seconds_of(array.copy, num_messages),
+    }
     party.send(0, "go")
-    transfer = _seconds_of(lambda: party.expect("bulk"), num_messages)
+    seconds["transfer"] = _seconds_of(lambda: party.expect("bulk"), num_messages)
     party.send(0, "done")
-    return transfer, copy, new_copy
+    return seconds
 
 
 def _seconds_of(action: Any, times: int) -> float:

@@ -55,14 +55,13 @@ def batches(job: Job, rank: int | None) -> Iterator[dict[str, Any]]:
 
 
 def samples_of(batch: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Source, number and length of each segment of the rows."""
+    """Source, number and length of each segment of the rows, which lie one behind the other."""
     segment_ids, tokens = batch["segment_ids"], batch["tokens"]
     rows, places = np.nonzero((batch["positions"] == 0) & (segment_ids > 0))
-    lengths = [
-        np.count_nonzero(segment_ids[row] == segment_ids[row, place])
-        for row, place in zip(rows, places, strict=True)
-    ]
-    return np.stack([tokens[rows, places], tokens[rows, places + 1]], axis=1), np.array(lengths, np.int64)
+    ends = np.append(places[1:], 0)
+    last = np.flatnonzero(np.diff(rows, append=-1))  # of each row
+    ends[last] = np.count_nonzero(segment_ids[rows[last]], axis=1)  # padding is behind all
+    return np.stack([tokens[rows, places], tokens[rows, places + 1]], axis=1), ends - places
 
 
 class NumpyMesh:

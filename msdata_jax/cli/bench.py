@@ -5,7 +5,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ ALL = "all"
 @click.command("bench")
 @click.argument("name", required=False)
 @click.option("--list", "as_list", is_flag=True, help="List the benchmarks and what each measures.")
-@click.option("--quick", is_flag=True, help="A minute or a few each, with fewer rounds; figures are rougher.")
+@click.option("--quick", is_flag=True, help="A minute or less each, with fewer rounds; figures are rougher.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: rows, versions, machine.")
 @click.option(
     "--results",
@@ -35,7 +35,8 @@ def command(name: str | None, as_list: bool, quick: bool, as_json: bool, results
     """Run the benchmark NAME, or `all`, and print its rows; without NAME list what there is.
 
     Progress goes to stderr. Benchmarks live in the folder `benchmarks` of the source tree, not in the
-    installed package. With `all`, one that fails is named at the end, and the status is 1.
+    installed package. `all` ends with one table of what they found, beside the alternatives; one that fails
+    is named behind it, and the status is 1.
     """
     known = find_benchmarks(BENCHMARKS)
     if not known:
@@ -80,10 +81,15 @@ def _run_all(known: Mapping[str, str], quick: bool, as_json: bool, folder: Path 
         except Exception as error:  # noqa: BLE001 - it is named at the end, and the others run
             failures.append(f"{name} failed: {type(error).__name__}: {error}")
     if as_json:
-        click.echo(json.dumps({"name": ALL, "results": results}, indent=2))
+        click.echo(
+            json.dumps(
+                {"name": ALL, "headlines": bench_page.headlines_of(results), "results": results}, indent=2
+            )
+        )
     else:
         for result in results:
             show(result, known[result["name"]])
+        show_headlines(bench_page.headlines_of(results))
     for failure in failures:
         click.echo(f"msdata bench: {failure}", err=True)
     return 1 if failures else 0
@@ -100,13 +106,18 @@ def find_benchmarks(folder: Path) -> dict[str, str]:
 
 
 def run_benchmark(name: str, quick: bool) -> dict[str, Any]:
-    """What `benchmarks.<name>.run(quick)` returns, with versions, machine and the time that it took."""
+    """What `benchmarks.<name>.run(quick)` returns, with versions, machine and the time that it took.
+
+    What its `headlines(result)` makes of that, if there is such a function, goes with it.
+    """
     module = _module(name)
     machine = describe_machine()  # before, so that the load is that of others
     begin = time.monotonic()
     result = module.run(quick=quick)
+    headlines = getattr(module, "headlines", lambda _: [])
     return {
         **result,
+        "headlines": [{"benchmark": name, **each} for each in headlines(result)],
         "quick": quick,
         "seconds": round(time.monotonic() - begin, 1),
         "machine": machine,
@@ -130,6 +141,14 @@ def show(result: Mapping[str, Any], title: str) -> None:
     for note in result.get("notes", ()):
         console.print(f"- {note}", markup=False)
     console.print(bench_page.machine_line(result), style="dim", markup=False)
+
+
+def show_headlines(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The one table, for people."""
+    if rows:
+        console = make_console()
+        console.print("[bold]all[/bold]: what they found")
+        console.print(make_table(rows))
 
 
 def _show_list(known: Mapping[str, str], as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """Results of benchmarks as files: JSON, pictures, and one HTML page of what a folder holds."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -34,11 +34,18 @@ def write_results(folder: Path, result: Mapping[str, Any], module: ModuleType) -
     (folder / PAGE).write_text(make_page(folder))
 
 
+def headlines_of(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the results say in a line each: one table of all."""
+    return [each for result in results for each in result.get("headlines", ())]
+
+
 def make_page(folder: Path) -> str:
     """The page of a folder's results. It loads nothing: pictures are in it."""
     results = [read_json(path, "result", dict) for path in sorted(folder.glob("*.json"))]
     links = "".join(f'<a href="#{escape(each["name"])}">{escape(each["name"])}</a>' for each in results)
     sections = "".join(_section(each, folder / f"{each['name']}.png") for each in results)
+    found = headlines_of(results)
+    glance = f'<div class="card wide"><div class="scroll">{_table(found)}</div></div>' if found else ""
     style = files("msdata_jax.observing.report").joinpath("page.css").read_text()
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -47,7 +54,7 @@ def make_page(folder: Path) -> str:
         "<header><h1>msdata_jax: benchmarks</h1></header>"
         '<p class="more">Each table is of one run on one machine, with what it compares beside each other. '
         "<code>msdata bench NAME</code> runs one again.</p>"
-        f"<nav>{links}</nav>{sections}</main></body></html>\n"
+        f"<nav>{links}</nav>{glance}{sections}</main></body></html>\n"
     )
 
 

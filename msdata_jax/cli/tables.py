@@ -15,7 +15,7 @@ def make_console(*, stderr: bool = False):
 
 
 def format_value(value: Any) -> str:
-    """A cell: thousands with commas, four figures of a fraction (six near 1, for ratios), lists in full."""
+    """A cell: thousands with commas, four figures of a fraction (six near 1, for ratios), all of a list."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:{'.6g' if 0.9 < value < 1.1 else '.4g'}}"
     if isinstance(value, bool) or value is None:
@@ -24,6 +24,8 @@ def format_value(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, list | tuple):
         return " ".join(format_value(each) for each in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {format_value(each)}" for name, each in value.items()) or "-"
     return str(value)
 
 

@@ -206,7 +206,7 @@ def _compose_one(
     is_dropped[sample] = False
     return Composed(
         plan=replace(plan, dropped=infos.take(np.flatnonzero(is_dropped))),
-        state=replace(_state_after(state, draws, num_draws, ahead, drawn, carry), ended=filled is None),
+        state=replace(_state_after(state, draws, infos, carry), ended=filled is None),
         drawn=drawn,
     )
 
@@ -224,12 +224,12 @@ def _draw_pool(
     """
     mixture, pack = rules.mixture, rules.pack
     refuse_units(mixture.unit, ahead, source_names)
-    units = [_units(infos, mixture.unit) for infos in ahead]
+    units = _units(ahead, mixture.unit)
     # Most of what is known ahead is for later steps: look at about a step's worth first.
-    places_ahead = sum(int(infos["tokens"].sum()) for infos in ahead)
+    places_ahead = int(np.concatenate([infos["tokens"] for infos in ahead]).sum())
     shape = max(pack.shapes, key=lambda each: each.rows * each.seq_len)
     share = Fraction(5 * (shape.rows + 1) * shape.seq_len, 4 * max(places_ahead, 1))
-    a_step = 1 + int(share * sum(int(each.sum()) for each in units))
+    a_step = 1 + int(share * int(np.concatenate(units).sum()))
     for limit in (a_step, None):
         draws = merge_by_due_time(
             mixture.weights_at(state.step, source_names),
@@ -247,19 +247,13 @@ def _draw_pool(
     return draws, infos, pieces, filled
 
 
-def _state_after(
-    state: StreamState,
-    draws: Draws,
-    num_draws: int,
-    ahead: Sequence[np.ndarray],
-    drawn: np.ndarray,
-    carry: Pieces,
-) -> StreamState:
+def _state_after(state: StreamState, draws: Draws, infos: np.ndarray, carry: Pieces) -> StreamState:
+    """Behind the first draws, whose SampleInfo records are `infos`."""
+    last_first = infos[::-1]
+    drawn, last = np.unique(draws.source[: len(infos)][::-1], return_index=True)
     last_position, last_part = state.last_position.copy(), state.last_part.copy()
-    for s in np.flatnonzero(drawn).tolist():
-        last_position[s] = ahead[s]["position"][drawn[s] - 1]
-        last_part[s] = ahead[s]["part"][drawn[s] - 1]
-    credit, exhausted = draws.after(num_draws)
+    last_position[drawn], last_part[drawn] = last_first["position"][last], last_first["part"][last]
+    credit, exhausted = draws.after(len(infos))
     return replace(
         state,
         step=state.step + 1,
@@ -274,7 +268,8 @@ def _state_after(
 def _drawn_infos(draws: Draws, ahead: Sequence[np.ndarray]) -> np.ndarray:
     """SampleInfo records of the draws in order; each source's are its first ones ahead."""
     count = np.bincount(draws.source, minlength=len(ahead))
-    records = join_records([known[:n] for known, n in zip(ahead, count.tolist(), strict=True)])
+    drawn = [known[:n] for known, n in zip(ahead, count.tolist(), strict=True) if n]
+    records = join_records(drawn or [ahead[0][:0]])
     first = np.cumsum(count) - count
     return records.take(first[draws.source] + draws.index)
 
@@ -398,7 +393,9 @@ def shuffled_rows(step: int, num_rows: int) -> np.ndarray:
     return number
 
 
-def _units(infos: np.ndarray, unit: str) -> np.ndarray:
+def _units(ahead: Sequence[np.ndarray], unit: str) -> list[np.ndarray]:
+    """int64 for each source: what the mixture counts of its samples, at least 1."""
     if unit == "samples":
-        return np.ones(len(infos), dtype=np.int64)
-    return np.maximum(infos[unit], 1)
+        ones = np.ones(max(len(infos) for infos in ahead), dtype=np.int64)
+        return [ones[: len(infos)] for infos in ahead]
+    return [np.maximum(infos[unit], 1) for infos in ahead]

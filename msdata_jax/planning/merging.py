@@ -22,17 +22,21 @@ does not know the coming weights avoids that (the cup game; Dietz, Sleator 1987)
 2.4 was seen.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-WEIGHT_SCALE = 1 << 24
+from msdata_jax.planning.pairs import WEIGHT_SCALE as WEIGHT_SCALE
+from msdata_jax.planning.pairs import draw_counts as draw_counts
+from msdata_jax.planning.pairs import draw_in_turn, pairs_of
+
 MOST_UNITS = 1 << 37
 """Units known ahead, of all sources together, stay below it: so nothing here leaves int64."""
+
+DRAWS_IN_TURN = 4
+"""Up to so many draws for each source are found in turn: there numpy's calls cost more than the draws."""
 
 _SAMPLES_BEYOND = 4  # known samples of each source that a limited merge looks at beyond its share
 
@@ -174,6 +178,8 @@ def deal_out(amount: int, weights: np.ndarray) -> np.ndarray:
 
 def _weights_left(weights: np.ndarray, exhausted: np.ndarray) -> np.ndarray:
     """Weights that sum to `WEIGHT_SCALE` again without the exhausted sources; all zero if none is left."""
+    if not exhausted.any():
+        return weights
     left = np.where(exhausted, 0, weights)
     return deal_out(WEIGHT_SCALE, left) if left.any() else left
 
@@ -244,12 +250,14 @@ def _merge_sources(
 ) -> tuple[np.ndarray, int | None]:
     """The samples from `start` on in order, and the source that is due next, not known; None at `limit`."""
     stop = known.first[1:]
+    share = stop if limit is None else _share(phase, known, start, limit)
+    if int((share - start).sum()) <= DRAWS_IN_TURN * len(stop):
+        weights, credit = phase.weights.tolist(), phase.credit.tolist()
+        drawn, next_source = draw_in_turn(weights, credit, known.half, start.tolist(), stop.tolist(), limit)
+        return np.array(drawn, dtype=np.int64), next_source
     if limit is None:
         return _merge_tree(phase, known, start, stop)
-    earned = (min(limit, int(known.before[-1])) * phase.weights + phase.credit) // WEIGHT_SCALE
-    share = np.searchsorted(known.before, known.before[start] + earned)
-    near = np.minimum(np.maximum(share, start) + _SAMPLES_BEYOND, stop)
-    for until in (near, stop):
+    for until in (np.minimum(share + _SAMPLES_BEYOND, stop), stop):
         samples, next_source = _merge_tree(phase, known, start, until)
         units = np.cumsum(known.units[samples])
         enough = int(np.searchsorted(units, limit)) + 1
@@ -260,10 +268,16 @@ def _merge_sources(
     return samples, next_source
 
 
+def _share(phase: Phase, known: _Known, start: np.ndarray, limit: int) -> np.ndarray:
+    """int64 `[sources]`: index behind the samples that are a source's share of `limit` units."""
+    earned = (min(limit, int(known.before[-1])) * phase.weights + phase.credit) // WEIGHT_SCALE
+    return np.clip(np.searchsorted(known.before, known.before[start] + earned), start, known.first[1:])
+
+
 def _merge_tree(phase: Phase, known: _Known, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, int]:
     """The samples `start[s] <= i < stop[s]` of all sources in order, and the source that is due next."""
     nodes = _sources(phase, known, start, stop)
-    for pair, (first, second) in enumerate(_pairs(tuple(phase.weights.tolist())), start=len(start)):
+    for pair, (first, second) in enumerate(pairs_of(tuple(phase.weights.tolist())), start=len(start)):
         nodes[pair] = _pair(nodes.pop(first), nodes.pop(second))  # what was merged is let go
     (merged,) = nodes.values()
     return merged.sample, merged.next_source
@@ -313,58 +327,3 @@ def _pair(first: _Stream, second: _Stream) -> _Stream:
     due //= weight
     horizon = (total + WEIGHT_SCALE // 2 + weight - 1 - credit) // weight
     return _Stream(weight, credit, sample, half, due, horizon, next_source)
-
-
-@lru_cache(maxsize=16)
-def _pairs(weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The tree: which two nodes each pair joins. Nodes are the sources, then the pairs in this order."""
-    lightest = [(weight, s, s) for s, weight in enumerate(weights) if weight]  # weight, lowest source, node
-    heapq.heapify(lightest)
-    pairs = []
-    while len(lightest) > 1:
-        weight, lowest, first = heapq.heappop(lightest)
-        other, other_lowest, second = heapq.heappop(lightest)
-        heapq.heappush(lightest, (weight + other, min(lowest, other_lowest), len(weights) + len(pairs)))
-        pairs.append((first, second))
-    return tuple(pairs)
-
-
-# --- counts without the order -------------------------------------------------------------------------------
-
-
-def draw_counts(weights: Sequence[int], credit: Sequence[int], num_draws: int) -> list[int]:
-    """How many of the first `num_draws` draws each source gets, where every sample is one unit and none ends.
-
-    Descends the tree of pairs: `O(sources)`, whatever `num_draws` is. Plain integers, so nothing overflows.
-    Arguments as of `merge_by_due_time`.
-    """
-    pairs = _pairs(tuple(weights))
-    nodes = list(zip(weights, credit, strict=True))
-    for first, second in pairs:
-        nodes.append((nodes[first][0] + nodes[second][0], nodes[first][1] + nodes[second][1]))
-    counts = [0] * len(nodes)
-    counts[-1 if pairs else int(np.argmax(weights))] = num_draws  # the node that stands for all
-    for node, (first, second) in reversed(list(enumerate(pairs, start=len(weights)))):
-        counts[first] = _count_of_first(nodes[first], nodes[second], counts[node])
-        counts[second] = counts[node] - counts[first]
-    return counts[: len(weights)]
-
-
-def _count_of_first(first: tuple[int, int], second: tuple[int, int], num_draws: int) -> int:
-    """How many of a pair's first draws are of its first stream; streams are (weight, credit)."""
-    (weight, credit), (other_weight, other_credit) = first, second
-
-    def is_drawn(draw: int) -> bool:
-        """Whether the first stream's draw and those of the second that are due before it are enough."""
-        due = -((2 * credit - WEIGHT_SCALE * (2 * draw + 1)) // (2 * weight))
-        earlier = (2 * ((due - 1) * other_weight + other_credit) + WEIGHT_SCALE) // (2 * WEIGHT_SCALE)
-        return draw + max(earlier, 0) < num_draws
-
-    # What it has earned when the pair has earned `num_draws`; the count is beside it.
-    earned = weight * (WEIGHT_SCALE * num_draws - credit - other_credit) // (weight + other_weight) + credit
-    count = min(max(earned // WEIGHT_SCALE, 0), num_draws)
-    while count > 0 and not is_drawn(count - 1):
-        count -= 1
-    while count < num_draws and is_drawn(count):
-        count += 1
-    return count

@@ -1,5 +1,7 @@
 """Samples to rows of static shape."""
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +19,8 @@ BLOCKS = 8
 """Best fit works in blocks of an eighth of the rows: small enough to choose well, few enough to be fast."""
 SMALL = 8
 """Units of at most an eighth of a row fill what the longer ones leave."""
+FEW_UNITS = 400
+"""Best fit puts up to so many units in turn: there numpy's calls cost more than what they compute."""
 
 _NO_LIMIT = np.iinfo(np.int64).max
 
@@ -143,15 +147,16 @@ def assign_rows(pack: Pack, shape: Shape, units: Units, num_carried: int) -> np.
     if pack.method == "pad":
         chosen = np.arange(len(units.length), dtype=np.int64)
         return np.where(chosen < shape.rows, chosen, -1)
-    rows = _Rows(pack, shape)
+    rows = Rows(pack, shape)
     if pack.method == "best_fit":
-        chosen = _best_fit(rows, units, num_carried)
+        best_fit = best_fit_of_few if len(units.length) <= FEW_UNITS else best_fit_of_many
+        chosen = best_fit(rows, units, num_carried)
     else:
         chosen = _one_by_one(rows, units, num_carried, cheapest=pack.method == "balanced")
     return _number_by_first_unit(chosen, shape.rows)
 
 
-class _Rows:
+class Rows:
     """What the rows still hold."""
 
     def __init__(self, pack: Pack, shape: Shape) -> None:
@@ -197,7 +202,7 @@ class _Rows:
         return room
 
 
-def _best_fit(rows: _Rows, units: Units, num_carried: int) -> np.ndarray:
+def best_fit_of_many(rows: Rows, units: Units, num_carried: int) -> np.ndarray:
     """Best-fit decreasing (Johnson 1973), a block of units at a time, so that it works on arrays.
 
     A block holds an eighth as many units as there are rows. Its units choose in order of size, the smallest
@@ -277,7 +282,78 @@ def _emptiest_rows(room: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.
     return row[taken], place[taken]
 
 
-def _one_by_one(rows: _Rows, units: Units, num_carried: int, *, cheapest: bool) -> np.ndarray:
+def best_fit_of_few(rows: Rows, units: Units, num_carried: int) -> np.ndarray:
+    """As `best_fit_of_many`, on plain integers."""
+    few = _FewRows(rows, units)
+    fresh = sorted(range(num_carried, len(few.size)), key=few.size.__getitem__, reverse=True)
+    most = rows.seq_len // SMALL
+    waiting = [*range(num_carried), *(i for i in fresh if few.size[i] > most)]
+    block_size = max(rows.count // BLOCKS, 1)
+    while waiting:
+        block, again = waiting[:block_size], []
+        for kind in sorted({few.special[i] for i in block}, reverse=True):
+            again += few.fill_tightest([i for i in block if few.special[i] == kind], special=kind)
+        waiting[:block_size] = again
+    for kind in (True, False):
+        rest = [i for i in fresh if few.size[i] <= most and few.special[i] == kind]
+        while few.fill_emptiest(rest, special=kind):
+            pass
+    return np.array(few.chosen, dtype=np.int64)
+
+
+class _FewRows:
+    """What the rows still hold, in plain integers, and the row that each unit has."""
+
+    def __init__(self, rows: Rows, units: Units) -> None:
+        size, special = rows.size_of(units)
+        self.size, self.special = size.tolist(), special.tolist()
+        self.chosen = [-1] * len(self.size)
+        takes = (units.length, units.segments, units.patches)
+        self._takes = list(zip(*(each.tolist() for each in takes), strict=True))
+        self._caps = (rows.seq_len, rows.segments_per_row or rows.seq_len, rows.patches_per_row or 1)
+        self._left = [self._caps] * rows.count
+        self._room = {kind: [rows.seq_len] * rows.count for kind in (True, False)}  # as of `Rows.room_for`
+
+    def fill_tightest(self, block: Iterable[int], *, special: bool) -> list[int]:
+        """Fill as `_tightest_rows` says; returns the units for which all rows are taken."""
+        by_room = sorted(range(len(self._left)), key=self._room[special].__getitem__)
+        room = [self._room[special][row] for row in by_room]
+        again, place = [], -1
+        for unit in sorted(block, key=lambda i: (self.size[i], -i)):
+            first = bisect_left(room, self.size[unit])
+            place = max(place + 1, first)
+            if place < len(room):
+                self._put(unit, by_room[place])
+            elif first < len(room):
+                again.append(unit)
+        return again
+
+    def fill_emptiest(self, rest: list[int], *, special: bool) -> bool:
+        """Fill as `_emptiest_rows` says with units of `rest`, the longest first; whether any was taken."""
+        room = self._room[special]
+        num_before, place = len(rest), 0
+        for row in sorted(range(len(room)), key=room.__getitem__, reverse=True):
+            place = max(place, bisect_left(rest, -room[row], key=lambda i: -self.size[i]))
+            if place == len(rest):
+                break
+            self._put(rest.pop(place), row)
+        return len(rest) < num_before
+
+    def _put(self, unit: int, row: int) -> None:
+        self.chosen[unit] = row
+        length, num_segments, num_patches = self._takes[unit]
+        places, segments, patches = self._left[row]
+        places, segments, patches = places - length, segments - num_segments, patches - num_patches
+        self._left[row] = places, segments, patches
+        seq_len, most_segments, most_patches = self._caps
+        room = places if segments else 0
+        self._room[False][row] = room
+        self._room[True][row] = min(
+            room, segments * seq_len // most_segments, patches * seq_len // most_patches
+        )
+
+
+def _one_by_one(rows: Rows, units: Units, num_carried: int, *, cheapest: bool) -> np.ndarray:
     """Carried units by age, then the others in order, each into the first row with room.
 
     For `cheapest` the others come the dearest first, and each unit goes into the cheapest row with room.

@@ -1,5 +1,7 @@
 """How many samples of each source the coming steps draw. Values only."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from msdata_jax.errors import RecipeError
@@ -73,19 +75,14 @@ class Demand:
             bool `[sources]`, those with a weight in any of them; float64 `[steps, sources]`, samples that
             they draw up to each.
         """
-        if self._ahead is None or self._ahead[:2] != (step, num_steps):
-            has_weight = np.zeros(len(self._names), dtype=bool)
-            draws: list[np.ndarray] = []
-            before = self._expected(self._weights(self._step))
-            for each in range(step, step + num_steps):
-                weights = self._weights(each)
-                if weights is None:
-                    break
-                has_weight |= weights > 0
-                draws.append(np.where(weights > 0, self._scaled(before, self._expected(weights)), 0.0))
-            cumulated = np.cumsum(np.reshape(draws, (len(draws), len(self._names))), axis=0)
-            self._ahead = step, num_steps, has_weight, cumulated
-        return self._ahead[2:]
+        if self._ahead is not None and self._ahead[:2] == (step, num_steps):
+            return self._ahead[2:]
+        weights = self._weights(range(step, step + num_steps))
+        draws = np.where(weights > 0, self._scaled(self._here(), self._expected(weights)), 0.0)
+        has_weight = np.logical_or.reduce(weights > 0, axis=0)
+        cumulated = np.cumsum(draws, axis=0)
+        self._ahead = step, num_steps, has_weight, cumulated
+        return has_weight, cumulated
 
     def _scaled(self, before: np.ndarray, there: np.ndarray) -> np.ndarray:
         """What a step draws at most, from what one with other weights does."""
@@ -96,38 +93,38 @@ class Demand:
         # A source that has drawn one sample by a tiny weight says little of what a large one draws.
         return np.minimum(scaled, np.maximum(self.per_step, _MOST * there))
 
-    def most(self, steps: list[int]) -> np.ndarray:
+    def most(self, steps: Sequence[int]) -> np.ndarray:
         """float64 `[sources]`, what the one of these steps that draws most of a source is likely to draw."""
-        here = self._expected(self._weights(self._step))
-        most = np.zeros(len(self._names))
+        weights, here = self._weights(steps), self._here()
+        there = self._expected(weights)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scaled = np.where((here > 0) & (self.mean > 0), self.mean * there / here, there)
+        scaled = np.minimum(scaled, np.maximum(self.mean, _MOST * there))
+        return np.where(weights > 0, scaled, 0.0).max(axis=0, initial=0.0)
+
+    def _weights(self, steps: Iterable[int]) -> np.ndarray:
+        """int64 `[steps, sources]`; fewer from a step on to which a function gives no proper weights."""
+        rows: list[np.ndarray] = []
         for step in steps:
-            weights = self._weights(step)
-            if weights is None:
+            try:
+                rows.append(self._mixture.weights_at(step, self._names))
+            except RecipeError:
                 break
-            there = self._expected(weights)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                scaled = np.where((here > 0) & (self.mean > 0), self.mean * there / here, there)
-            scaled = np.minimum(scaled, np.maximum(self.mean, _MOST * there))
-            most = np.maximum(most, np.where(weights > 0, scaled, 0.0))
-        return most
+        return np.array(rows, dtype=np.int64).reshape(len(rows), len(self._names))
 
-    def _weights(self, step: int) -> np.ndarray | None:
-        try:
-            return self._mixture.weights_at(step, self._names)
-        except RecipeError:
-            return None
+    def _here(self) -> np.ndarray:
+        """float64 `[sources]`, samples of the step that was composed last, by its weights."""
+        return self._expected(self._weights([self._step])).sum(axis=0)
 
-    def _expected(self, weights: np.ndarray | None) -> np.ndarray:
-        """Samples of a step with these weights, so many that its tokens are as many as of late."""
-        if weights is None:
-            return np.zeros(len(self._names))
+    def _expected(self, weights: np.ndarray) -> np.ndarray:
+        """Samples of steps with these weights, so many that their tokens are as many as of late."""
         return samples_per_step(
-            weights[None],
+            weights,
             _filled(self._units),
             _filled(self._tokens),
             places=self._tokens_per_step,
             most_samples=np.inf,
-        )[0]
+        )
 
 
 def _filled(means: np.ndarray) -> np.ndarray:

@@ -431,7 +431,7 @@ class Planner:
             needed = max(1.0, draws_in_all[source], self._wanted_ahead if is_wanted else 0)
             for _ in range(MOST_LEASES):
                 urgent = nothing_to_release and is_wanted and stream.num_leased_positions == 0
-                known = len(stream.ahead) + stream.num_leased_positions
+                known = stream.num_coming
                 if not urgent and known >= needed:
                     break
                 loader = self._loader_for(source, urgent=urgent)

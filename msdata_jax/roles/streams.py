@@ -85,6 +85,11 @@ class SourceStream:
         return self._infos[self._first : self._end]
 
     @property
+    def num_coming(self) -> int:
+        """Samples ahead, and positions that are leased and not reported yet."""
+        return self._end - self._first + self.num_leased_positions
+
+    @property
     def ended(self) -> bool:
         """Whether the samples ahead are the last ones."""
         if self._num_positions is None or self.failure is not None:

@@ -45,8 +45,8 @@ class StepFigures:
         self._samples += expect.source_samples
         self._tokens += expect.source_tokens
         self._fill += expect.fill
-        self._imbalance += mean_imbalance([expect.group_costs])
-        self._imbalance_unbalanced += mean_imbalance([expect.unbalanced_costs])
+        self._imbalance += imbalance(expect.group_costs)
+        self._imbalance_unbalanced += imbalance(expect.unbalanced_costs)
         self.group_costs.append(expect.group_costs)
         self.unbalanced_costs.append(expect.unbalanced_costs)
         self._dominance += expect.dominance
@@ -91,8 +91,7 @@ class StepFigures:
         }
 
 
-def mean_imbalance(costs: Sequence[np.ndarray]) -> float:
-    """Mean over steps of the dearest group's cost over the mean group's."""
-    stacked = np.array(costs, dtype=np.float64)
-    mean = stacked.mean(axis=1)
-    return float(np.mean(np.where(mean > 0, stacked.max(axis=1) / np.maximum(mean, 1e-9), 1.0)))
+def imbalance(costs: np.ndarray) -> float:
+    """The dearest group's cost over the mean group's, of int64 `[groups]`; 1 where nothing costs anything."""
+    total = int(costs.sum())
+    return int(costs.max()) * len(costs) / total if total else 1.0

@@ -95,5 +95,17 @@ def test_the_table_of_fields_is_that_of_a_batch(project: Path, monkeypatch: pyte
 
 
 def test_tables_of_figures_are_of_the_benchmarks_results(import_benchmark) -> None:
-    written = import_benchmark("readme").with_tables(README)
+    readme = import_benchmark("readme")
+    results = readme.read_results()
+    for name, result in results.items():
+        found = import_benchmark(name).headlines(result)
+        assert result["headlines"] == [{"benchmark": name, **each} for each in found]
+    written = readme.with_tables(README, results)
     assert written == README, "python -m benchmarks.readme writes them anew"
+
+
+def test_picture_of_the_benchmarks_results(import_benchmark, tmp_path: Path) -> None:
+    readme = import_benchmark("readme")
+    readme.draw(readme.read_results(), tmp_path / readme.PICTURE)
+    assert (tmp_path / readme.PICTURE).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert f"benchmarks/results/{readme.PICTURE}" in README

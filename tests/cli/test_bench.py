@@ -113,6 +113,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         '"""How fast <it> is.\n\nMore."""\n\n\ndef run(quick):\n'
         '    rows = [{"what": "ours & theirs", "ms": 1234.5}]\n'
         '    return {"name": "fast", "rows": rows, "notes": ["a <note>"]}\n'
+        '\n\ndef headlines(result):\n    ms = result["rows"][0]["ms"]\n'
+        '    return [{"figure": "ms of <it>", "ours": ms, "beside": {"theirs": 2000, "none": None}}]\n'
         '\n\ndef draw(result, path):\n    path.write_bytes(b"picture of %d rows" % len(result["rows"]))\n'
     )
     (folder / "broken.py").write_text('"""Breaks."""\n\n\ndef run(quick):\n    raise OSError("no disk")\n')
@@ -137,6 +139,8 @@ def test_all_of_them_and_their_files(tree: Path) -> None:
     assert "small, 3 of 3" in result.stderr
     printed = json.loads(result.stdout)
     assert [each["name"] for each in printed["results"]] == ["fast", "small"]
+    headline = {"benchmark": "fast", "figure": "ms of <it>", "ours": 1234.5}
+    assert printed["headlines"] == [{**headline, "beside": {"theirs": 2000, "none": None}}]
     assert printed["results"][1]["rows"] == [{"quick": True}]
     assert sorted(path.name for path in results.iterdir()) == [
         "fast.json", "fast.png", "index.html", "small.json"
@@ -151,6 +155,8 @@ def test_all_of_them_and_their_files(tree: Path) -> None:
         "ours &amp; theirs",
         "1,234",
         "a &lt;note&gt;",
+        "ms of &lt;it&gt;",
+        "theirs 2,000, none -",
         picture,
         "--quick",
     ):
@@ -170,3 +176,32 @@ def test_another_result_joins_the_page(tree: Path) -> None:
 def test_one_that_fails_raises_what_it_raised(tree: Path) -> None:
     result = CliRunner().invoke(bench.command, ["broken"])
     assert isinstance(result.exception, OSError)
+
+
+def test_one_table_of_all(tree: Path) -> None:
+    result = CliRunner().invoke(bench.command, ["all"], standalone_mode=False)
+    table = result.stdout.partition("all: what they found")[2].split()
+    assert table == [
+        "benchmark",
+        "figure",
+        "ours",
+        "beside",
+        *["fast", "ms", "of", "<it>", "1,234", "theirs", "2,000,", "none", "-"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("goals", "shown", "reached"),
+    [
+        ({}, "-", None),
+        ({"at_most": 2.0}, "at most 2", True),
+        ({"at_most": 1.0}, "at most 1", False),
+        ({"at_least": 0.5}, "at least 0.5", True),
+        ({"at_least": 3}, "at least 3", False),
+    ],
+)
+def test_goals(import_benchmark, goals: dict, shown: str, reached: bool | None) -> None:
+    row = import_benchmark("headline").headline("ms", 1.5, beside={"theirs": 2}, **goals)
+    assert row == {"figure": "ms", "ours": 1.5, "beside": {"theirs": 2}, "goal": shown, "reached": reached}
+    unknown = import_benchmark("headline").headline("ms", None, **goals)
+    assert (unknown["ours"], unknown["reached"]) == (None, None)

@@ -41,6 +41,11 @@ def test_loaders_get_the_same_mixture_from_the_same_records(benchmarks, tmp_path
     assert torch["mix_error"] < 4 * torch["mix_error_of_draws"]
     assert ours["imbalance"] < min(torch["imbalance"], grain["imbalance"])
     assert all(row["samples_per_second"] > 0 and row["cpu_ms_per_sample"] >= 0 for row in rows)
+    headlines = benchmarks.side_by_side.headlines(result)
+    assert headlines[0]["ours"] == ours["samples_per_second"]
+    assert headlines[0]["beside"].keys() == {
+        "floor parquet", "ceiling parquet", "torch parquet", "grain arrayrecord on threads"
+    }  # fmt: skip
 
 
 @pytest.mark.mpi
@@ -55,6 +60,9 @@ def test_memory_of_a_loader_is_over_what_its_imports_take(benchmarks, tmp_path: 
     assert (alone["workers"], alone["data_processes"]) == (0, 0)
     assert (ours["ratio_to_ours"], alone["ratio_to_ours"]) == (1.0, None)  # blocks are compared with blocks
     assert all(1 < row["loader_pss_mb"] < row["total_pss_mb"] for row in result["rows"])
+    blocks, records = benchmarks.memory.headlines(result)
+    assert (blocks["ours"], blocks["beside"]) == (None, {"floor on threads": alone["loader_pss_mb"]})
+    assert (records["ours"], records["beside"]) == (ours["loader_pss_mb"], {})
     benchmarks.memory.draw(result, tmp_path / "memory.png")
     assert (tmp_path / "memory.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -121,3 +129,32 @@ def test_contents_are_counted_by_a_plain_loop(benchmarks) -> None:
     # Squared lengths in step 0: 10 and 16; in step 1: 4 and 4.
     lengths = [[[1, 3], [2]], [[4], [2]]]
     assert side_by_side.imbalance(lengths) == pytest.approx((16 / 13 + 1) / 2)
+
+
+def test_growth_is_fitted_for_each_loader(benchmarks) -> None:
+    rows = [
+        {
+            "peer": peer,
+            "format": "parquet",
+            "workers": 2,
+            "sources": s,
+            "trainers": t,
+            "loader_pss_mb": used(s, t),
+        }
+        for peer, used in (
+            ("ours", lambda s, t: 50 + 3 * s + 12 * t),
+            ("theirs", lambda s, t: 10 + 2 * s * t),
+        )
+        for s in (8, 64)
+        for t in (1, 4, 8)
+    ]
+    ours, theirs = benchmarks.memory.growth(rows)
+    assert ours == {
+        "peer": "ours", "format": "parquet", "fixed_mb": 50.0, "mb_a_source": 3.0, "mb_a_trainer": 12.0,
+        "mb_a_source_in_each_trainer": 0.0, "largest_error_mb": 0.0,
+    }  # fmt: skip
+    assert (theirs["fixed_mb"], theirs["mb_a_source_in_each_trainer"]) == (10.0, 2.0)
+    assert benchmarks.memory.growth(rows[:4]) == []  # four numbers from four cells
+    assert (
+        benchmarks.memory.growth([{**row, "trainers": 1} for row in rows]) == []
+    )  # processes cannot be told

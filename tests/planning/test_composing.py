@@ -1,14 +1,16 @@
 """Edges of what a step delivers; the laws are in `test_graph.py`."""
 
 import collections
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import make_infos
+from strategies import make_infos, stories
 
 from msdata_jax.errors import BadSampleError, RecipeError
+from msdata_jax.planning import merging, packing
 from msdata_jax.planning.graph import DGraph, EndOfData, initial_state
 from msdata_jax.planning.refusals import MOST_DROPPED
 
@@ -26,6 +28,39 @@ def all_plans(graph, streams, columns=()):
         found.plan.check()
         plans.append(found.plan)
         state, taken = found.state, taken + found.drawn
+
+
+def columns_of(value):
+    """All arrays of a plan or a state as lists, inner ones too."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.descr, value.tolist()
+    if hasattr(value, "__dataclass_fields__"):
+        return [columns_of(getattr(value, field.name)) for field in fields(value)]
+    return value
+
+
+def all_steps(graph, names, streams, few_units, draws_in_turn):
+    """Columns of all plans and states, with other sizes of what counts as few."""
+    state, taken, steps = initial_state(len(streams)), np.zeros(len(streams), dtype=np.int64), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "FEW_UNITS", few_units)
+        patch.setattr(merging, "DRAWS_IN_TURN", draws_in_turn)
+        while True:
+            ahead = [each[n:] for each, n in zip(streams, taken, strict=True)]
+            found = graph.compose(state, names, ahead, [True] * len(streams))
+            steps.append(columns_of(found))
+            if isinstance(found, EndOfData):
+                return steps
+            state, taken = found.state, taken + found.drawn
+
+
+@given(stories())
+def test_small_steps_are_composed_as_large_ones_are(story):
+    graph, names, streams = story
+    graph = replace(graph, regrouped_steps=1)
+    of_few = all_steps(graph, names, streams, 1 << 40, 1 << 40)
+    assert of_few == all_steps(graph, names, streams, -1, -1)
+    assert of_few == all_steps(graph, names, streams, packing.FEW_UNITS, merging.DRAWS_IN_TURN)
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=40), st.integers(2, 3), st.integers(1, 3))

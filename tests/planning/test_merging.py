@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import credits_that_sum_to_zero, merges, source_weights
 
+from msdata_jax.planning import merging
 from msdata_jax.planning.merging import (
     WEIGHT_SCALE,
     Draws,
@@ -135,6 +136,49 @@ def test_a_limit_finds_the_same_draws_sooner(case, renormalize, limit):
         assert len(draws.source) == len(full.source)
     for stands, expected in zip(draws.after(len(draws.source)), full.after(len(draws.source)), strict=True):
         assert stands.tolist() == expected.tolist()
+
+
+def merge_by(way, case, renormalize, **options):
+    """All in turn, or all on arrays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "DRAWS_IN_TURN", {"in turn": 1 << 40, "arrays": -1}[way])
+        return merge(case, renormalize, **options)
+
+
+@given(merges(), modes, st.none() | st.integers(1, 2000))
+def test_draws_in_turn_and_on_arrays_are_the_same(case, renormalize, limit):
+    draws, same = (merge_by(way, case, renormalize, limit_units=limit) for way in ("in turn", "arrays"))
+    assert_same(draws, same)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(0, 8), modes)
+def test_the_way_of_drawing_is_not_seen_on_either_side_of_the_crossover(seed, num_sources, per_source, mode):
+    """Many sources of equal and very unequal weights, equal units, so that ticks are often equal."""
+    rng = np.random.default_rng(seed)
+    weights = scale_weights([Fraction(int(w)) for w in [1, *rng.choice([0, 1, 1, 9, 1000], num_sources - 1)]])
+    units = [rng.choice([1, 4, 4, 90], size=rng.integers(0, 3 * per_source + 1)) for _ in weights]
+    credit = rng.integers(-90, 90, num_sources) * WEIGHT_SCALE
+    credit[0] -= credit.sum()
+    case = weights, credit, units, (rng.random(num_sources) < 0.5).tolist()
+    limit = 1 + per_source * num_sources * 20
+    draws = merge(case, mode, limit_units=limit)
+    for way in ("in turn", "arrays"):
+        assert_same(merge_by(way, case, mode, limit_units=limit), draws)
+
+
+def assert_same(draws, others):
+    assert pairs(draws) == pairs(others)
+    assert draws.units.tolist() == others.units.tolist()
+    assert (draws.limited_by, draws.ended_by) == (others.limited_by, others.ended_by)
+    for num_draws in range(len(draws.source) + 1):
+        for stands, expected in zip(draws.after(num_draws), others.after(num_draws), strict=True):
+            assert stands.tolist() == expected.tolist()
+
+
+def test_huge_units_are_drawn_in_turn_as_on_arrays():
+    weights = scale_weights([Fraction(3), Fraction(1), Fraction(0)])
+    case = weights, np.zeros(3, np.int64), [np.full(40, 1 << 30, dtype=np.int64)] * 3, [False] * 3
+    assert_same(merge_by("in turn", case, False), merge_by("arrays", case, False))
 
 
 @given(merges(), modes, st.data())

@@ -8,7 +8,16 @@ from plain_packing import plain_rows
 from strategies import packs, pools
 
 from msdata_jax.errors import RecipeError
-from msdata_jax.planning.packing import Pack, Shape, Units, assign_rows
+from msdata_jax.planning.packing import (
+    FEW_UNITS,
+    Pack,
+    Rows,
+    Shape,
+    Units,
+    assign_rows,
+    best_fit_of_few,
+    best_fit_of_many,
+)
 
 
 def pack_of(seq_len, rows, **options):
@@ -39,6 +48,43 @@ def test_equals_the_plain_loop(case):
     assigned = assign_rows(pack, pack.shapes[0], units, num_carried)
     plain = plain_rows(pack, pack.shapes[0], as_dicts(units), num_carried)
     assert [None if row < 0 else row for row in assigned.tolist()] == plain
+
+
+def both_ways(pack, units, num_carried):
+    shape = pack.shapes[0]
+    few = best_fit_of_few(Rows(pack, shape), units, num_carried)
+    many = best_fit_of_many(Rows(pack, shape), units, num_carried)
+    assert few.dtype == many.dtype
+    return few.tolist(), many.tolist()
+
+
+@given(packs(methods=("best_fit",)).flatmap(lambda pack: st.tuples(st.just(pack), pools(pack))))
+def test_few_units_are_packed_as_many_are(case):
+    pack, (units, num_carried) = case
+    few, many = both_ways(pack, units, num_carried)
+    assert few == many
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 80),
+    st.sampled_from([0, 300]),
+    st.sampled_from([None, 1, 7]),
+    st.sampled_from([FEW_UNITS // 8, FEW_UNITS, FEW_UNITS + 1, 2 * FEW_UNITS]),
+)
+def test_sizes_around_the_crossover_are_packed_alike(seed, rows, patches_per_row, most_segments, num_units):
+    """Heavy-tailed lengths, many of them equal, with images and with units of several samples."""
+    rng = np.random.default_rng(seed)
+    pack = pack_of(512, rows, patches_per_row=patches_per_row, max_segments_per_row=most_segments)
+    length = np.clip(rng.lognormal(rng.uniform(1, 6), 1.0, num_units).astype(np.int64) // 4 * 4, 1, 512)
+    units = Units(
+        length=length,
+        patches=rng.integers(0, patches_per_row + 1, num_units) * (rng.random(num_units) < 0.3),
+        segments=np.minimum(length, rng.integers(1, min(most_segments or 3, 3) + 1, num_units)),
+        cost=length,
+    )
+    few, many = both_ways(pack, units, int(rng.integers(0, num_units + 1)))
+    assert few == many
 
 
 @given(cases)

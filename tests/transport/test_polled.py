@@ -7,7 +7,8 @@ import pytest
 from msdata_transport import BadFrame, EndpointClosed, Message, PeerLost, TooLate
 from msdata_transport.credits import WINDOW
 from msdata_transport.framing import encode_head
-from msdata_transport.polled import Buffer, PolledEndpoint
+from msdata_transport.polled import PolledEndpoint
+from msdata_transport.wire import Buffer
 
 
 class Net:
@@ -57,6 +58,48 @@ class FakeWire:
     def refuses(self) -> bool:
         self.num_refusals -= 1
         return self.num_refusals >= 0
+
+
+class SlowWire(FakeWire):
+    """Arrays come when the test says so, like a large message between hosts."""
+
+    def __init__(self, net: Net, rank: int) -> None:
+        super().__init__(net, rank)
+        self.under_way: list[tuple[Buffer, bytes, list[bool]]] = []
+        self.failed = False  # all that is under way
+
+    def start_receive(self, rank: int, buffer: Buffer) -> list[bool] | None:
+        if not isinstance(buffer, np.ndarray):  # a head or a control
+            return super().start_receive(rank, buffer)
+        data, done = self.net.runs[rank, self.rank].popleft()
+        self.under_way.append((buffer, data, done))
+        return done
+
+    def finished(self, rank: int, pending: list[bool]) -> bool:
+        if self.failed and not pending[0]:
+            raise PeerLost(rank, "said a receive")
+        return super().finished(rank, pending)
+
+    def finish(self, index: int) -> None:
+        buffer, data, done = self.under_way[index]
+        memoryview(buffer)[:] = data
+        done[0] = True
+
+
+def slow_pair() -> tuple[Net, PolledEndpoint, PolledEndpoint, SlowWire]:
+    """The net, who sends, who receives, and the receiver's wire."""
+    net = Net()
+    wire = SlowWire(net, 1)
+    return net, PolledEndpoint(0, 2, FakeWire(net, 0)), PolledEndpoint(1, 2, wire), wire
+
+
+def numbered(number: int) -> Message:
+    return Message(kind="x", header={"number": number}, arrays=[np.full(3, number)])
+
+
+def look(endpoint: PolledEndpoint) -> None:
+    with pytest.raises(TooLate):
+        endpoint.receive(0)
 
 
 def pair() -> tuple[Net, list[PolledEndpoint], list[FakeWire]]:
@@ -114,6 +157,154 @@ def test_the_lost_are_told_once_after_their_messages() -> None:
     with pytest.raises(PeerLost):
         receiver.send(0, Message(kind="x"))
     receiver.close()
+
+
+def test_arrays_that_come_in_another_order_are_given_out_in_order() -> None:
+    _, sender, receiver, wire = slow_pair()
+    for number in range(WINDOW):
+        sender.send(1, numbered(number))
+    for _ in range(WINDOW):
+        look(receiver)
+    assert len(wire.under_way) == WINDOW
+    for index in (2, 1, 5, 0):
+        look(receiver)
+        wire.finish(index)
+    for number in range(3):
+        got = receiver.receive(1)
+        assert number_of(got) == number
+        np.testing.assert_array_equal(got[1].arrays[0], np.full(3, number))
+    look(receiver)
+    for index in (3, 4, 6, 7):
+        wire.finish(index)
+    assert [number_of(receiver.receive(1)) for _ in range(5)] == [3, 4, 5, 6, 7]
+
+
+def test_a_message_without_arrays_waits_for_those_before_it() -> None:
+    _, sender, receiver, wire = slow_pair()
+    sender.send(1, Message(kind="x", header={"number": 0}, arrays=[np.ones(3), np.zeros(0), np.ones(2)]))
+    sender.send(1, Message(kind="x", header={"number": 1}))
+    look(receiver)
+    wire.finish(1)
+    look(receiver)
+    wire.finish(0)
+    assert [number_of(receiver.receive(1)) for _ in range(2)] == [0, 1]
+
+
+def test_a_close_comes_behind_the_messages_under_way() -> None:
+    _, sender, receiver, wire = slow_pair()
+    for number in range(2):
+        sender.send(1, numbered(number))
+    with pytest.raises(TooLate, match="did not take"):
+        sender.close(timeout_seconds=0.0)
+    look(receiver)
+    receiver.send(0, Message(kind="not known to vanish"))
+    for index in (1, 0):
+        wire.finish(index)
+    assert [number_of(receiver.receive(1)) for _ in range(2)] == [0, 1]
+    look(receiver)
+    receiver.send(0, Message(kind="vanishes"))
+    receiver.close(timeout_seconds=0.0)
+
+
+@pytest.mark.parametrize("how", ["by a look", "by a receive"])
+def test_the_lost_leave_what_was_complete(how: str) -> None:
+    _, sender, receiver, wire = slow_pair()
+    for number in range(3):
+        sender.send(1, numbered(number))
+    look(receiver)
+    for index in (0, 2):
+        wire.finish(index)
+    wire.lost.add(0)
+    wire.failed = how == "by a receive"
+    assert number_of(receiver.receive(1)) == 0
+    with pytest.raises(PeerLost, match="said"):
+        receiver.receive(1)
+    look(receiver)
+    with pytest.raises(PeerLost):
+        receiver.send(0, Message(kind="x"))
+    receiver.close()
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [[b"garbage"], [encode_head(Message(kind="x", arrays=[np.ones(3), np.ones(2)])), bytes(24), bytes(15)]],
+)
+def test_a_bad_frame_comes_behind_the_messages_under_way(runs: list[bytes]) -> None:
+    net, sender, receiver, wire = slow_pair()
+    for number in range(2):
+        sender.send(1, numbered(number))
+    for run in runs:
+        net.put(0, 1, run)
+    for index in (1, 0):
+        look(receiver)
+        wire.finish(index)
+    assert [number_of(receiver.receive(1)) for _ in range(2)] == [0, 1]
+    with pytest.raises(BadFrame, match="from rank 0"):
+        receiver.receive(1)
+    with pytest.raises(PeerLost, match="no message"):
+        receiver.receive(1)
+    receiver.close()
+
+
+def test_no_next_message_is_begun_while_enough_bytes_are_under_way() -> None:
+    _, sender, receiver, wire = slow_pair()
+    for _ in range(4):
+        sender.send(1, Message(kind="x", arrays=[np.zeros(3 << 20, np.uint8)]))
+    for num_under_way in (2, 3, 4):
+        for _ in range(WINDOW):
+            look(receiver)
+        assert len(wire.under_way) == num_under_way
+        wire.finish(num_under_way - 2)
+        assert receiver.receive(1) is not None
+
+
+def test_more_than_a_window_is_a_bad_frame_and_not_received() -> None:
+    net, _, receiver, wire = slow_pair()
+    for number in range(WINDOW + 1):
+        net.put(0, 1, encode_head(numbered(number)))
+        net.put(0, 1, bytes(24))
+    for _ in range(WINDOW + 1):
+        look(receiver)
+    assert len(wire.under_way) == WINDOW
+    for index in range(WINDOW):
+        wire.finish(index)
+    assert [number_of(receiver.receive(1)) for _ in range(WINDOW)] == list(range(WINDOW))
+    with pytest.raises(BadFrame, match="while 8 before it were not acknowledged"):
+        receiver.receive(1)
+
+
+def test_half_a_window_is_read_and_acknowledged_at_once() -> None:
+    net, (sender, receiver), _ = pair()
+    for number in range(WINDOW):
+        sender.send(1, Message(kind="x", header={"number": number}))
+    for number in range(WINDOW // 2):
+        assert not net.runs[1, 0]
+        assert number_of(receiver.receive(1)) == number
+        assert len(net.runs[0, 1]) == WINDOW // 2
+    assert [run for run, _ in net.runs[1, 0]] == [(WINDOW // 2).to_bytes(8, "little")]
+    assert number_of(receiver.receive(1)) == WINDOW // 2
+    assert len(net.runs[1, 0]) == 1
+    for _ in range(WINDOW // 2 - 1):
+        receiver.receive(1)
+    assert len(net.runs[1, 0]) == 2
+
+
+def test_who_waits_acknowledges_all() -> None:
+    net, (sender, receiver), _ = pair()
+    sender.send(1, Message(kind="x"))
+    assert receiver.receive(1) is not None
+    assert not net.runs[1, 0]
+    look(receiver)
+    assert len(net.runs[1, 0]) == 1
+
+
+def test_large_messages_are_received_one_at_a_time() -> None:
+    net, (sender, receiver), _ = pair()
+    for _ in range(3):
+        sender.send(1, Message(kind="x", arrays=[np.zeros(1 << 20, np.uint8)]))
+    for num_left in (2, 1, 0):
+        assert receiver.receive(1) is not None
+        assert len(net.runs[0, 1]) == 2 * num_left
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from msdata_transport.errors import PeerLost, TooLate
 from msdata_transport.framing import DEFAULT_LIMITS, Limits
 from msdata_transport.launch import check_world_size, find_mpiexec, has_guard
 from msdata_transport.mpich import bound_tries, own_provider, unlink_shared_memory
-from msdata_transport.polled import Buffer, PolledEndpoint
+from msdata_transport.polled import PolledEndpoint
+from msdata_transport.wire import Buffer
 
 if TYPE_CHECKING:
     from mpi4py import MPI

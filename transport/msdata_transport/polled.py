@@ -3,7 +3,9 @@
 
 All goes in order: a message is its head, then each array that is not empty. A control is 8 bytes, which no
 head is: a number of messages acknowledged, or 0 for "I closed". A message is acknowledged when `receive`
-gives it out, so a rank that stops receiving holds at most a window of messages of each peer.
+gives it out, so a rank that stops receiving holds at most a window of messages of each peer; a peer
+that sends more breaks the rules. The next messages are received while the arrays of earlier ones are under
+way, and given out in order.
 """
 
 import struct
@@ -11,97 +13,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 import numpy as np
 
 from msdata_transport.backoff import Backoff
-from msdata_transport.credits import Credits
+from msdata_transport.credits import WINDOW
 from msdata_transport.endpoint import Message
 from msdata_transport.errors import BadFrame, EndpointClosed, PeerLost, TooLate, TransportError
 from msdata_transport.framing import (
     DEFAULT_LIMITS,
-    Head,
     Limits,
     byte_view,
     copy_message,
     decode_head,
     encode_head,
 )
+from msdata_transport.wire import Incoming, Peer, Pending, Waits, Wire
 
 _CONTROL = struct.Struct("<Q")
 _CLOSED = 0  # as a control
-
-Buffer = bytes | bytearray | np.ndarray
-Pending = TypeVar("Pending")
-_Waits = Generator[None, None, None]
-
-
-class Wire(Protocol[Pending]):
-    """Ordered runs of bytes between numbered ranks, nonblocking. A call may raise PeerLost for its `rank`."""
-
-    def anything(self) -> bool:
-        """Whether something may have come from any rank; lets in what is on its way."""
-        ...
-
-    def probe(self, rank: int) -> int | None:
-        """Size of the next run from `rank` for which no receive was started, or None."""
-        ...
-
-    def start_send(self, rank: int, data: Buffer) -> Pending | None:
-        """Start to send; None means not started, try again later. `data` must live until it is finished."""
-        ...
-
-    def start_receive(self, rank: int, buffer: Buffer) -> Pending | None:
-        """Start to receive the run just probed; None means not started, try again later."""
-        ...
-
-    def finished(self, rank: int, pending: Pending) -> bool:
-        """Whether a send or receive is over; not asked again after True. One that failed never is."""
-        ...
-
-
-class _Peer(Generic[Pending]):
-    """What is under way between this rank and one other."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.credits = Credits()
-        self.waiting: deque[list[Buffer]] = deque()  # messages that wait for credit
-        self.posting: deque[Buffer] = deque()  # with credit, not given to the wire yet
-        self.sending: deque[tuple[Pending, Buffer]] = deque()  # given to the wire
-        self.lost: str | None = None
-        self.forgotten = False
-        self.closed = False  # it said so
-        self.talked = False  # something went or came
-        self.told = False  # that this rank closed
-        self.reading = False  # between the first bytes of a message and its last
-        self.reader: _Waits
-
-    @property
-    def gone(self) -> bool:
-        return self.closed or self.lost is not None
-
-    @property
-    def moving(self) -> bool:
-        """Whether bytes are under way that need this rank to look again soon."""
-        return self.reading or bool(self.sending)
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is something to do even if nothing came."""
-        return self.moving or bool(self.posting or self.waiting)
-
-    @property
-    def left(self) -> bool:
-        """Whether all messages that were queued have been taken by the peer, or never will be."""
-        return self.gone or not (self.waiting or self.credits.num_unacknowledged)
-
-    def lose(self, why: str) -> None:
-        """Send no more to it; what it takes and gives from now on is not looked at."""
-        self.lost = why
-        self.waiting.clear()
-        self.posting.clear()
+_LARGE_BYTES = 128 << 10  # of a message; over this a look reads one
+_ENOUGH_BYTES = 4 << 20  # under way from one peer; from here on no next message is begun
 
 
 class PolledEndpoint(Generic[Pending]):
@@ -121,7 +54,7 @@ class PolledEndpoint(Generic[Pending]):
         self._num_looks = 0
         self._woken = threading.Event()
         self._closed = False
-        self._others = {other: _Peer[Pending](other) for other in range(size) if other != rank}
+        self._others = {other: Peer[Pending](other) for other in range(size) if other != rank}
         for peer in self._others.values():
             peer.reader = self._read(peer)
 
@@ -161,8 +94,8 @@ class PolledEndpoint(Generic[Pending]):
                 self._advance_all()
             if self._inbox:
                 return self._give_out()
-            self._acknowledge_all()
             if time.monotonic() >= deadline:
+                self._acknowledge_all()
                 raise TooLate(f"rank {self._rank} got nothing within {timeout_seconds} s")
             self._pause(deadline)
 
@@ -223,7 +156,7 @@ class PolledEndpoint(Generic[Pending]):
             self.discard()
             self._pause(deadline)
 
-    def _tell_closed(self, peer: _Peer[Pending]) -> None:
+    def _tell_closed(self, peer: Peer[Pending]) -> None:
         if not peer.told and not peer.gone:
             peer.told = True
             peer.posting.append(_CONTROL.pack(_CLOSED))
@@ -240,6 +173,9 @@ class PolledEndpoint(Generic[Pending]):
         moving = any(peer.moving for peer in self._others.values() if not peer.gone)
         seconds = min(self._backoff.pause(now, moving=moving), deadline - now)
         if seconds > 0:
+            # Not earlier: what comes next may be acknowledged with it. Nobody answers, so it is no traffic.
+            self._acknowledge_all()
+            self._moved = False
             time.sleep(seconds)  # waiting for `wake` instead would cost an idle rank twice the CPU
 
     def _give_out(self) -> tuple[int, Message]:
@@ -253,6 +189,7 @@ class PolledEndpoint(Generic[Pending]):
         if not isinstance(item, TransportError) and sender != self._rank:
             peer = self._others[sender]
             peer.credits.taken()
+            peer.num_held -= 1
             if self._closed:
                 self._tell_closed(peer)
             self._acknowledge(peer, peer.credits.collect_owed())
@@ -262,25 +199,27 @@ class PolledEndpoint(Generic[Pending]):
         for peer in self._others.values():
             self._acknowledge(peer, peer.credits.collect_owed(at_least=1))
 
-    def _acknowledge(self, peer: _Peer[Pending], num_messages: int) -> None:
+    def _acknowledge(self, peer: Peer[Pending], num_messages: int) -> None:
         # After "I closed" the peer reads no more.
         if num_messages and not peer.gone and not self._closed:
             peer.posting.append(_CONTROL.pack(num_messages))
-            self._advance(peer)
+            self._advance(peer, read=False)  # the peer may wait for it, so it leaves before more is read
 
     def _advance_all(self) -> None:
         # One question for all: an idle rank's look asks MPI as often for two peers as for hundreds.
         anything = self._wire.anything()
         for peer in self._others.values():
             if anything or peer.busy:
-                self._advance(peer)
+                self._advance(peer, read=anything or peer.arriving)
 
-    def _advance(self, peer: _Peer[Pending]) -> None:
-        """Do for one peer all that can be done without waiting."""
+    def _advance(self, peer: Peer[Pending], *, read: bool = True) -> None:
+        """Do for one peer what can be done without waiting."""
         if peer.gone:
             return
         try:
-            next(peer.reader, None)
+            if read:
+                self._complete(peer)
+                next(peer.reader, None)
             if not peer.gone:
                 self._push(peer)
         except BadFrame as error:
@@ -289,79 +228,105 @@ class PolledEndpoint(Generic[Pending]):
         except PeerLost as error:
             self._lose(peer, error.why)
 
-    def _lose(self, peer: _Peer[Pending], why: str) -> None:
+    def _lose(self, peer: Peer[Pending], why: str) -> None:
         peer.lose(why)
         self._inbox.append((peer.rank, PeerLost(peer.rank, why)))
 
-    def _push(self, peer: _Peer[Pending]) -> None:
-        while peer.sending and self._wire.finished(peer.rank, peer.sending[0][0]):
-            peer.sending.popleft()
-            self._moved = True
+    def _push(self, peer: Peer[Pending]) -> None:
         while peer.waiting and peer.credits.may_send:
             peer.credits.sent()
             peer.posting.extend(peer.waiting.popleft())
-        while peer.posting:
-            pending = self._wire.start_send(peer.rank, peer.posting[0])
-            if pending is None:
-                return
+        while peer.posting and (pending := self._wire.start_send(peer.rank, peer.posting[0])) is not None:
             peer.sending.append((pending, peer.posting.popleft()))
             peer.talked = self._moved = True
+        while peer.sending and self._wire.finished(peer.rank, peer.sending[0][0]):
+            peer.sending.popleft()
+            self._moved = True
 
-    def _read(self, peer: _Peer[Pending]) -> _Waits:
+    def _complete(self, peer: Peer[Pending]) -> None:
+        """Let the inbox have the messages that are here, up to the first that is not."""
+        while peer.incoming and peer.incoming[0].all_started:
+            first = peer.incoming[0]
+            while first.receiving:
+                if not self._wire.finished(peer.rank, first.receiving[0]):
+                    return
+                first.receiving.popleft()
+                self._moved = True
+            peer.incoming.popleft()
+            message = Message(kind=first.head.kind, header=first.head.header, arrays=tuple(first.arrays))
+            self._inbox.append((peer.rank, message))
+
+    def _read(self, peer: Peer[Pending]) -> Waits:
         """Read a peer until it closes; yields wherever it has to wait for the wire."""
-        while not peer.closed:
-            num_bytes = yield from self._probe(peer)
-            peer.talked = peer.reading = True
-            if num_bytes > self._limits.max_head_bytes:
-                raise BadFrame(
-                    f"too many bytes in a head: {num_bytes}, at most {self._limits.max_head_bytes}"
-                )
-            data = bytearray(num_bytes)
-            yield from self._finish(peer, (yield from self._take(peer, data)))
-            if num_bytes == _CONTROL.size:
-                peer.reading = False
-                self._obey(peer, _CONTROL.unpack(data)[0])
-                continue
-            head = decode_head(data, self._limits)
-            arrays = yield from self._read_arrays(peer, head)
-            peer.reading = False
-            self._inbox.append((peer.rank, Message(kind=head.kind, header=head.header, arrays=arrays)))
+        try:
+            while not peer.closed:
+                yield from self._read_next(peer)
+        except BadFrame:
+            yield from self._wait_for_incoming(peer)  # the good messages before it
+            raise
 
-    def _read_arrays(self, peer: _Peer[Pending], head: Head) -> Generator[None, None, tuple[np.ndarray, ...]]:
+    def _read_next(self, peer: Peer[Pending]) -> Waits:
+        """Read a control, or a head and start the receives of its arrays."""
+        num_bytes = yield from self._probe(peer)
+        peer.talked = peer.reading = True
+        if num_bytes > self._limits.max_head_bytes:
+            raise BadFrame(f"too many bytes in a head: {num_bytes}, at most {self._limits.max_head_bytes}")
+        data = bytearray(num_bytes)
+        pending = yield from self._take(peer, data)
+        while not self._wire.finished(peer.rank, pending):
+            yield
+        peer.reading = False
+        if num_bytes == _CONTROL.size:
+            yield from self._obey(peer, _CONTROL.unpack(data)[0])
+            return
+        head = decode_head(data, self._limits)
+        if peer.num_held == WINDOW:
+            raise BadFrame(f"it sent a message while {WINDOW} before it were not acknowledged")
+        peer.num_held += 1
+        incoming: Incoming[Pending] = Incoming(head)
+        peer.incoming.append(incoming)
+        yield from self._start_arrays(peer, incoming)
+        self._complete(peer)
+        while sum(each.num_bytes for each in peer.incoming) >= _ENOUGH_BYTES:
+            yield
+        if peer.num_held >= WINDOW // 2 or incoming.num_bytes > _LARGE_BYTES:
+            # The owner takes these first: the peer can send on, and the memory of large ones is used again.
+            yield
+
+    def _start_arrays(self, peer: Peer[Pending], incoming: Incoming[Pending]) -> Waits:
         """Receive the arrays in place; each is made only when as many bytes as its head said are here."""
-        arrays: list[np.ndarray] = []
-        receiving: list[Pending] = []
-        for index, spec in enumerate(head.arrays):
+        for index, spec in enumerate(incoming.head.arrays):
             num_bytes = (yield from self._probe(peer)) if spec.num_bytes else 0
             if num_bytes != spec.num_bytes:
                 raise BadFrame(f"array {index} has {num_bytes} bytes, its head said {spec.num_bytes}")
-            arrays.append(spec.allocate())
+            array = spec.allocate()
+            incoming.arrays.append(array)
             if num_bytes:
-                receiving.append((yield from self._take(peer, byte_view(arrays[-1]))))
-        for pending in receiving:
-            yield from self._finish(peer, pending)
-        return tuple(arrays)
+                incoming.receiving.append((yield from self._take(peer, byte_view(array))))
+        incoming.all_started = True
 
-    def _probe(self, peer: _Peer[Pending]) -> Generator[None, None, int]:
-        while (num_bytes := self._wire.probe(peer.rank)) is None:
+    def _wait_for_incoming(self, peer: Peer[Pending]) -> Waits:
+        while peer.incoming and peer.incoming[0].all_started:
+            yield
+
+    def _probe(self, peer: Peer[Pending]) -> Generator[None, None, int]:
+        # Twice at first: MPI looks and then lets in one run, and behind a run there is mostly another.
+        num_bytes = self._wire.probe(peer.rank)
+        while num_bytes is None and (num_bytes := self._wire.probe(peer.rank)) is None:
             yield
         self._moved = True
         return num_bytes
 
-    def _take(self, peer: _Peer[Pending], buffer: bytearray | np.ndarray) -> Generator[None, None, Pending]:
+    def _take(self, peer: Peer[Pending], buffer: bytearray | np.ndarray) -> Generator[None, None, Pending]:
         while (pending := self._wire.start_receive(peer.rank, buffer)) is None:
             yield
         return pending
 
-    def _finish(self, peer: _Peer[Pending], pending: Pending) -> _Waits:
-        while not self._wire.finished(peer.rank, pending):
-            yield
-        self._moved = True
-
-    def _obey(self, peer: _Peer[Pending], control: int) -> None:
+    def _obey(self, peer: Peer[Pending], control: int) -> Waits:
         if control != _CLOSED:
             peer.credits.acknowledged(control)
             return
+        yield from self._wait_for_incoming(peer)
         peer.closed = True
         peer.waiting.clear()
         peer.posting.clear()
