@@ -192,7 +192,9 @@ def _draw_lines(axes: Any, rows: Sequence[Mapping[str, Any]], along: str, fixed:
             lines.setdefault(label, []).append((row[along], row["loader_pss_mb"]))
     for label, points in sorted(lines.items()):
         is_ours = label.startswith(OUR_NAME)
-        style = {"lw": 2.6, "zorder": 3} if is_ours else {"lw": 1.2, "ls": "--"}
+        style = (
+            {"lw": 2.6, "zorder": 3} if is_ours else {"lw": 1.2, "ls": ":" if "threads" in label else "--"}
+        )
         style["color"] = colours[label.partition(",")[0]]
         axes.plot(*zip(*sorted(points), strict=True), marker="o", ms=4, label=label, **style)
     axes.set_xlabel(f"{along}, with {at} {fixed}")

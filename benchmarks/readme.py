@@ -27,6 +27,14 @@ SIDE_BY_SIDE = {
     "max/mean work": "imbalance",
 }
 """Columns of the table, and where their figures are."""
+GROWTH = {
+    "fixed": ("fixed_mb", 0),
+    "a source": ("mb_a_source", 2),
+    "a training process": ("mb_a_trainer", 0),
+    "a source in each training process": ("mb_a_source_in_each_trainer", 3),
+    "largest error": ("largest_error_mb", 0),
+}
+"""Columns of the table, where their figures are, and their decimals."""
 FEATURES = ("", "msdata_jax", "grain", "Streaming", "Energon", "LitData", "torchdata", "HF datasets")
 """Columns of the table in docs/comparison.md that are shown."""
 WITH_TABLES = ("memory", "side_by_side")
@@ -76,6 +84,20 @@ def memory_table(results: Mapping[str, Result]) -> str:
     return _table(head, cells, num_texts=2)
 
 
+def growth_table(results: Mapping[str, Result]) -> str:
+    """What a source, a training process, and a source in each of them add."""
+    fits = [row for row in results["memory"]["rows"] if "fixed_mb" in row]
+    cells = [
+        [
+            f"**{row['peer']}**" if row["peer"].startswith(OUR_NAME) else row["peer"],
+            row["format"],
+            *(f"{row[column]:.{digits}f}" for column, digits in GROWTH.values()),
+        ]
+        for row in sorted(fits, key=lambda row: (not _is_block(row), row["mb_a_source_in_each_trainer"]))
+    ]
+    return _table(["loader", "format", *GROWTH], cells, num_texts=2)
+
+
 def side_by_side_table(results: Mapping[str, Result]) -> str:
     """What each loader did with the same mixture, by speed; what bounds them is in the last rows."""
     rows = [row for row in results["side_by_side"]["rows"] if "samples_per_second" in row]
@@ -86,7 +108,10 @@ def side_by_side_table(results: Mapping[str, Result]) -> str:
         on_threads = "" if row["workers"] or row["peer"] in bounds else ", threads"
         figures = [format_value(row[column]) for column in SIDE_BY_SIDE.values()]
         cells.append([f"{name}{on_threads}", row["format"], *figures])
-    return _table(["loader", "format", *SIDE_BY_SIDE], cells, num_texts=2)
+    measured = (
+        f"{max(row['trainers'] for row in rows)} training processes, {results['side_by_side']['notes'][1]}."
+    )
+    return f"{measured}\n\n{_table(['loader', 'format', *SIDE_BY_SIDE], cells, num_texts=2)}"
 
 
 def headline_table(results: Mapping[str, Result]) -> str:
@@ -117,6 +142,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int) -
 
 TABLES: Mapping[str, Callable[[Mapping[str, Result]], str]] = {
     "memory": memory_table,
+    "growth": growth_table,
     "side_by_side": side_by_side_table,
     "headlines": headline_table,
     "features": feature_table,

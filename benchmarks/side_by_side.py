@@ -115,13 +115,15 @@ def figures_of(run: Run) -> dict[str, float]:
     """What a run says."""
     fast = run.phases["fast"]
     seconds = max(report["seconds"] for report in fast)
-    samples = sum(report["samples"] for report in fast)
     waits = np.array([report["waits"] for report in run.phases["paced"]])
     content = [report["samples"] for report in run.phases["content"]]
     lengths = [report["lengths"] for report in run.phases["content"]]
+    first = 1 + run.job.warm_up
+    taken = [length for steps in lengths for step in steps[first : first + run.job.fast] for length in step]
+    samples = len(taken)
     return {
         "samples_per_second": samples / seconds,
-        "tokens_per_second": sum(report["tokens"] for report in fast) / seconds,
+        "tokens_per_second": sum(taken) / seconds,
         "cpu_ms_per_sample": 1000 * run.cpu_seconds / samples,
         "first_batch_seconds": max(report["seconds"] for report in run.phases["first"]),
         "wait_ms_p50": 1000 * float(np.percentile(waits, 50)),

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.peers import work
 from benchmarks.peers.job import Job, read_job
 from benchmarks.peers.meeting import Attendant
@@ -27,11 +29,10 @@ class Steps:
     def __init__(self, batches: Iterator[Any], adapter: Any) -> None:
         self._batches = batches
         self._samples_of = getattr(adapter, "samples_of", work.samples_of)
-        self.samples: list[list[list[int]]] = []
-        self.lengths: list[list[int]] = []
+        self._found: list[tuple[np.ndarray, np.ndarray]] = []
 
     def take(self, count: int, pause_seconds: float = 0.0) -> dict[str, Any]:
-        """Take `count` steps; how long each was waited for, all of them, and what they held, in all."""
+        """Take `count` steps; how long each was waited for, and all of them took."""
         begin = time.perf_counter()
         waits = []
         for _ in range(count):
@@ -39,17 +40,16 @@ class Steps:
             batch = next(self._batches)
             waits.append(time.perf_counter() - before)
             work.touch(batch)
-            samples, lengths = self._samples_of(batch)
-            self.samples.append(samples.tolist())
-            self.lengths.append(lengths.tolist())
+            self._found.append(self._samples_of(batch))
             if pause_seconds:
                 time.sleep(pause_seconds)
-        taken = self.lengths[-count:] if count else []
+        return {"waits": waits, "seconds": time.perf_counter() - begin}
+
+    def contents(self) -> dict[str, Any]:
+        """Source and number of each sample, and their lengths, by step."""
         return {
-            "waits": waits,
-            "seconds": time.perf_counter() - begin,
-            "samples": sum(map(len, taken)),
-            "tokens": sum(map(sum, taken)),
+            "samples": [samples.tolist() for samples, _ in self._found],
+            "lengths": [lengths.tolist() for _, lengths in self._found],
         }
 
 
@@ -66,7 +66,7 @@ def go_through(job: Job, rank: int | None, attendant: Attendant, adapter: Any) -
     attendant.meet("warm", **steps.take(job.warm_up))
     attendant.meet("fast", **steps.take(job.fast))
     attendant.meet("paced", **steps.take(job.paced, job.pause_seconds))
-    attendant.meet("content", samples=steps.samples, lengths=steps.lengths)
+    attendant.meet("content", **steps.contents())
     if hasattr(batches, "close"):
         batches.close()
 

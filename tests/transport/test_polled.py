@@ -8,7 +8,7 @@ from msdata_transport import BadFrame, EndpointClosed, Message, PeerLost, TooLat
 from msdata_transport.credits import WINDOW
 from msdata_transport.framing import encode_head
 from msdata_transport.polled import PolledEndpoint
-from msdata_transport.wire import Buffer
+from msdata_transport.wire import ANYBODY, Buffer
 
 
 class Net:
@@ -28,8 +28,9 @@ class FakeWire:
         self.lost: set[int] = set()
         self.num_refusals = 0  # how many calls find MPI unwilling
 
-    def anything(self) -> bool:
-        return bool(self.lost) or any(to == self.rank and runs for (_, to), runs in self.net.runs.items())
+    def arrived(self) -> int | None:
+        senders = (sender for (sender, to), runs in self.net.runs.items() if to == self.rank and runs)
+        return ANYBODY if self.lost else next(senders, None)
 
     def probe(self, rank: int) -> int | None:
         runs = self.net.runs[rank, self.rank]
@@ -435,3 +436,57 @@ def test_writing_to_oneself_does_not_starve_others() -> None:
             return
         talker.send(0, Message(kind="self"))
     pytest.fail("the peer was never heard")
+
+
+class CountingWire(FakeWire):
+    """Counts which ranks are asked."""
+
+    def __init__(self, net: Net, rank: int) -> None:
+        super().__init__(net, rank)
+        self.asked: list[int] = []
+
+    def probe(self, rank: int) -> int | None:
+        self.asked.append(rank)
+        return super().probe(rank)
+
+
+def test_a_look_asks_the_rank_that_something_came_from() -> None:
+    net, size = Net(), 50
+    wire = CountingWire(net, 0)
+    receiver = PolledEndpoint(0, size, wire)
+    senders = [PolledEndpoint(rank, size, FakeWire(net, rank)) for rank in (7, 31)]
+    for number in range(3):
+        for sender in senders:
+            sender.send(0, numbered(number))
+    got = [receiver.receive(0) for _ in range(6)]
+    assert [(sender, message.header["number"]) for sender, message in got] == [  # type: ignore[misc]
+        (7, 0), (7, 1), (7, 2), (31, 0), (31, 1), (31, 2)
+    ]  # fmt: skip
+    assert set(wire.asked) == {7, 31}
+    look(receiver)
+    assert set(wire.asked) == {7, 31}
+
+
+def test_what_cannot_be_read_now_hides_nobody() -> None:
+    """A lost rank's runs are never received, and come first."""
+    net = Net()
+    receiver = PolledEndpoint(0, 3, FakeWire(net, 0))
+    lost, other = (PolledEndpoint(rank, 3, FakeWire(net, rank)) for rank in (1, 2))
+    receiver.forget(1)
+    lost.send(0, numbered(1))
+    for number in range(5):
+        other.send(0, numbered(number))
+        sender, message = receiver.receive(0)  # type: ignore[misc]
+        assert (sender, message.header["number"]) == (2, number)
+
+
+def test_ranks_that_are_silent_are_asked_at_times() -> None:
+    net = Net()
+    wire = CountingWire(net, 0)
+    receiver, sender = PolledEndpoint(0, 3, wire), PolledEndpoint(1, 3, FakeWire(net, 1))
+    for number in range(32):
+        sender.send(0, numbered(number))
+        receiver.receive(0)
+        look(receiver)
+        look(sender)
+    assert 2 in wire.asked

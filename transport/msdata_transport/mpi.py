@@ -26,7 +26,7 @@ from msdata_transport.framing import DEFAULT_LIMITS, Limits
 from msdata_transport.launch import check_world_size, find_mpiexec, has_guard
 from msdata_transport.mpich import bound_tries, own_provider, unlink_shared_memory
 from msdata_transport.polled import PolledEndpoint
-from msdata_transport.wire import Buffer
+from msdata_transport.wire import ANYBODY, Buffer
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,13 +63,16 @@ class MpiWire:
         # Where MPI has no such class, mpi4py gives it the number of ERR_UNKNOWN.
         self._lost = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} - {MPI.ERR_UNKNOWN}
 
-    def anything(self) -> bool:
+    def arrived(self) -> int | None:
         # Iprobe looks first and lets messages in afterwards, so one call alone finds them a sleep too late.
         # Asking about all ranks is safe when one is dead; receiving from any rank would not be.
+        comm, status = self._comm, self._status
         try:
-            return self._comm.Iprobe(self._any, _TAG) or self._comm.Iprobe(self._any, _TAG)
+            if comm.Iprobe(self._any, _TAG, status) or comm.Iprobe(self._any, _TAG, status):
+                return status.Get_source()
         except self._error:  # somebody failed: ask each rank, to learn who
-            return True
+            return ANYBODY
+        return None
 
     def probe(self, rank: int) -> int | None:
         # Matched: over some providers of libfabric a plain probe also finds what a started receive waits for.

@@ -29,7 +29,7 @@ from msdata_transport.framing import (
     decode_head,
     encode_head,
 )
-from msdata_transport.wire import Incoming, Peer, Pending, Waits, Wire
+from msdata_transport.wire import ANYBODY, Incoming, Peer, Pending, Waits, Wire
 
 _CONTROL = struct.Struct("<Q")
 _CLOSED = 0  # as a control
@@ -51,7 +51,9 @@ class PolledEndpoint(Generic[Pending]):
         self._inbox: deque[tuple[int, Message | BadFrame | PeerLost]] = deque()
         self._backoff = Backoff()
         self._moved = False  # traffic since the last pause
-        self._num_looks = 0
+        self._num_looks = self._num_arrivals = 0
+        self._busy = dict[int, Peer[Pending]]()  # of the others
+        self._owed = dict[int, Peer[Pending]]()  # what was taken of them is not acknowledged
         self._woken = threading.Event()
         self._closed = False
         self._others = {other: Peer[Pending](other) for other in range(size) if other != rank}
@@ -150,7 +152,7 @@ class PolledEndpoint(Generic[Pending]):
         for peer in self._others.values():
             if peer.talked or tell_all:
                 self._tell_closed(peer)
-        while any((peer.posting or peer.sending) and not peer.gone for peer in self._others.values()):
+        while any((peer.posting or peer.sending) and not peer.gone for peer in self._busy.values()):
             if time.monotonic() >= deadline:
                 break
             self.discard()
@@ -160,6 +162,7 @@ class PolledEndpoint(Generic[Pending]):
         if not peer.told and not peer.gone:
             peer.told = True
             peer.posting.append(_CONTROL.pack(_CLOSED))
+            self._busy[peer.rank] = peer
 
     def _check_open(self) -> None:
         if self._closed:
@@ -170,7 +173,7 @@ class PolledEndpoint(Generic[Pending]):
         if self._moved:
             self._moved = False
             self._backoff.traffic(now)
-        moving = any(peer.moving for peer in self._others.values() if not peer.gone)
+        moving = any(peer.moving for peer in self._busy.values() if not peer.gone)
         seconds = min(self._backoff.pause(now, moving=moving), deadline - now)
         if seconds > 0:
             # Not earlier: what comes next may be acknowledged with it. Nobody answers, so it is no traffic.
@@ -192,11 +195,13 @@ class PolledEndpoint(Generic[Pending]):
             peer.num_held -= 1
             if self._closed:
                 self._tell_closed(peer)
+            self._owed[sender] = peer
             self._acknowledge(peer, peer.credits.collect_owed())
         return sender, item
 
     def _acknowledge_all(self) -> None:
-        for peer in self._others.values():
+        owed, self._owed = self._owed, {}
+        for peer in owed.values():
             self._acknowledge(peer, peer.credits.collect_owed(at_least=1))
 
     def _acknowledge(self, peer: Peer[Pending], num_messages: int) -> None:
@@ -206,27 +211,41 @@ class PolledEndpoint(Generic[Pending]):
             self._advance(peer, read=False)  # the peer may wait for it, so it leaves before more is read
 
     def _advance_all(self) -> None:
-        # One question for all: an idle rank's look asks MPI as often for two peers as for hundreds.
-        anything = self._wire.anything()
+        # One question for all: a look asks MPI as often for two peers as for hundreds. All are asked where
+        # what came of one cannot be read now, which hides the others', and at times, since one may be lost.
+        for peer in [*self._busy.values()]:
+            self._advance(peer, read=peer.arriving)
+        rank = self._wire.arrived()
+        if rank is None:
+            return
+        self._num_arrivals += 1
+        if rank != ANYBODY and self._num_arrivals % 16:
+            moved, self._moved = self._moved, False
+            self._advance(self._others[rank])
+            if self._moved:
+                return
+            self._moved = moved
         for peer in self._others.values():
-            if anything or peer.busy:
-                self._advance(peer, read=anything or peer.arriving)
+            self._advance(peer)
 
     def _advance(self, peer: Peer[Pending], *, read: bool = True) -> None:
         """Do for one peer what can be done without waiting."""
-        if peer.gone:
-            return
-        try:
-            if read:
-                self._complete(peer)
-                next(peer.reader, None)
-            if not peer.gone:
-                self._push(peer)
-        except BadFrame as error:
-            self._inbox.append((peer.rank, BadFrame(f"from rank {peer.rank}: {error}")))
-            self._lose(peer, "it sent bytes that are no message")
-        except PeerLost as error:
-            self._lose(peer, error.why)
+        if not peer.gone:
+            try:
+                if read:
+                    self._complete(peer)
+                    next(peer.reader, None)
+                if not peer.gone:
+                    self._push(peer)
+            except BadFrame as error:
+                self._inbox.append((peer.rank, BadFrame(f"from rank {peer.rank}: {error}")))
+                self._lose(peer, "it sent bytes that are no message")
+            except PeerLost as error:
+                self._lose(peer, error.why)
+        if peer.busy and not peer.gone:
+            self._busy[peer.rank] = peer
+        else:
+            self._busy.pop(peer.rank, None)
 
     def _lose(self, peer: Peer[Pending], why: str) -> None:
         peer.lose(why)

@@ -12,14 +12,16 @@ from msdata_transport.framing import Head
 
 Buffer = bytes | bytearray | np.ndarray
 Pending = TypeVar("Pending")
+ANYBODY = -1
+"""As a rank: it may be any."""
 Waits = Generator[None, None, None]
 
 
 class Wire(Protocol[Pending]):
     """Ordered runs of bytes between numbered ranks, nonblocking. A call may raise PeerLost for its `rank`."""
 
-    def anything(self) -> bool:
-        """Whether something may have come from any rank; lets in what is on its way."""
+    def arrived(self) -> int | None:
+        """A rank from which something may have come, or `ANYBODY`; lets in what is on its way."""
         ...
 
     def probe(self, rank: int) -> int | None:
