@@ -27,6 +27,8 @@ SIDE_BY_SIDE = {
     "max/mean work": "imbalance",
 }
 """Columns of the table, and where their figures are."""
+NUM_OF_BOUNDS = 3
+"""Of these columns the first ones mean something for floor and ceiling."""
 GROWTH = {
     "fixed": ("fixed_mb", 0),
     "a source": ("mb_a_source", 2),
@@ -99,14 +101,16 @@ def growth_table(results: Mapping[str, Result]) -> str:
 
 
 def side_by_side_table(results: Mapping[str, Result]) -> str:
-    """What each loader did with the same mixture, by speed; what bounds them is in the last rows."""
+    """What each loader did with the same mixture, by speed; what bounds them comes last."""
     rows = [row for row in results["side_by_side"]["rows"] if "samples_per_second" in row]
     bounds = {peer.name for peer in BOUNDS}
     cells = []
     for row in sorted(rows, key=lambda row: (row["peer"] in bounds, -row["samples_per_second"])):
         name = f"**{row['peer']}**" if row["peer"].startswith(OUR_NAME) else row["peer"]
         on_threads = "" if row["workers"] or row["peer"] in bounds else ", threads"
-        figures = [format_value(row[column]) for column in SIDE_BY_SIDE.values()]
+        columns = [*SIDE_BY_SIDE.values()][: NUM_OF_BOUNDS if row["peer"] in bounds else None]
+        figures = [format_value(row[column]) for column in columns]
+        figures += ["–"] * (len(SIDE_BY_SIDE) - len(columns))
         cells.append([f"{name}{on_threads}", row["format"], *figures])
     measured = (
         f"{max(row['trainers'] for row in rows)} training processes, {results['side_by_side']['notes'][1]}."
@@ -154,9 +158,9 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
-    memory, work, steps = figure.subplots(1, 3, width_ratios=(1.25, 1.25, 1))
+    memory, work, steps = figure.subplots(1, 3, width_ratios=(1.1, 1.1, 1))
     rows = _memory_rows(results)
     most = max(row["trainers"] for row in rows)
     _bars(
@@ -168,9 +172,7 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
     compared = [row for row in results["side_by_side"]["rows"] if "imbalance" in row]
     bounds = {peer.name for peer in BOUNDS}
     uneven = {_label(row): row["imbalance"] for row in compared if row["peer"] not in bounds}
-    _bars(
-        work, uneven, "work of the busiest training process over the mean\nsum of squared lengths", "{:.2f}"
-    )
+    _bars(work, uneven, "busiest training process over the mean\nsum of squared lengths", "{:.2f}")
     work.set_xlim(left=1)
     _gains(steps, results["training"]["rows"])
     figure.savefig(path, dpi=130)
@@ -224,7 +226,7 @@ def _gains(axes: Any, rows: Rows) -> None:
     axes.axhline(1, color=GREY, lw=0.8, ls=":")
     axes.margins(y=0.2)
     axes.set_title(
-        "training step, unbalanced over balanced\nby context, ranks meet in every microbatch",
+        "training step, unbalanced over balanced\nby context; ranks meet every microbatch",
         fontsize=9.5,
         loc="left",
     )

@@ -50,7 +50,7 @@ class Shape:
 
 
 FULL = Shape(steps=500, swing_at=150, swing_stop=300)
-QUICK = Shape(steps=150, swing_at=60, swing_stop=120)
+QUICK = Shape(steps=120, swing_at=50, swing_stop=100)
 SIZES = {
     "fixed, even": ("--scaling", "off"),
     "fixed, for the slowest": ("--scaling", "off", "--partition", "everywhere.json"),

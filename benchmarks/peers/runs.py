@@ -25,7 +25,8 @@ from msdata_jax.cli.mpiexec import command_line
 REPOSITORY = Path(__file__).resolve().parents[2]
 RANK = Path(__file__).parent / "rank.py"
 PHASE_SECONDS = 180.0
-END_SECONDS = 5.0
+END_SECONDS, OTHERS_END_SECONDS = 5.0, 1.0
+"""Time to leave, for our ranks and for other loaders' processes; both are ended then."""
 SETTLING_SECONDS = 0.5  # until whatever reads ahead has done so
 LEAST_FREE_MB = 3000.0
 
@@ -137,7 +138,7 @@ def _lead(meeting: Meeting, job: Job, roots: Sequence[int]) -> Run:
 
 @contextlib.contextmanager
 def _processes(peer: Peer, job: Job) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes of a run; at its end they have a few seconds to leave, then they are ended."""
+    """The processes of a run; at its end they have a moment to leave, then they are ended."""
     lines = _command_lines(peer, job)
     port = _free_port()
     processes: list[subprocess.Popen[bytes]] = []
@@ -157,7 +158,8 @@ def _processes(peer: Peer, job: Job) -> Iterator[list[subprocess.Popen[bytes]]]:
                     )
                 )
             yield processes
-            deadline = time.monotonic() + END_SECONDS
+            seconds = END_SECONDS if peer.adapter == OURS else OTHERS_END_SECONDS
+            deadline = time.monotonic() + seconds
             for process in processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, deadline - time.monotonic()))

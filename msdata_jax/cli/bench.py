@@ -114,7 +114,7 @@ def run_benchmark(name: str, quick: bool) -> dict[str, Any]:
     machine = describe_machine()  # before, so that the load is that of others
     begin = time.monotonic()
     result = module.run(quick=quick)
-    headlines = getattr(module, "headlines", lambda _: [])
+    headlines = bench_page.own(module, "headlines") or (lambda _: [])
     return {
         **result,
         "headlines": [{"benchmark": name, **each} for each in headlines(result)],

@@ -1,7 +1,7 @@
 """Results of benchmarks as files: JSON, pictures, and one HTML page of what a folder holds."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -29,14 +29,20 @@ def write_results(folder: Path, result: Mapping[str, Any], module: ModuleType) -
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{result['name']}.json", result)
-    if hasattr(module, "draw"):
-        module.draw(result, folder / f"{result['name']}.png")
+    if (draw := own(module, "draw")) is not None:
+        draw(result, folder / f"{result['name']}.png")
     (folder / PAGE).write_text(make_page(folder))
 
 
 def headlines_of(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the results say in a line each: one table of all."""
     return [each for result in results for each in result.get("headlines", ())]
+
+
+def own(module: ModuleType, name: str) -> Callable[..., Any] | None:
+    """The function of a benchmark, if it defines one; what it imports under that name is another thing."""
+    found = getattr(module, name, None)
+    return found if getattr(found, "__module__", None) == module.__name__ else None
 
 
 def make_page(folder: Path) -> str:

@@ -36,6 +36,11 @@ LatestN = ocp.checkpoint_managers.LatestN
 STATES = play(num_sources=30, num_steps=16)
 
 
+@pytest.fixture(autouse=True)
+def no_jax_backend() -> None:
+    """This is no process of other tests: it may compute."""
+
+
 def model_of(step: int) -> dict:
     return {"w": jnp.full((4, 2), step, jnp.float32), "count": jnp.int32(step)}
 

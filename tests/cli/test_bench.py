@@ -119,7 +119,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     (folder / "broken.py").write_text('"""Breaks."""\n\n\ndef run(quick):\n    raise OSError("no disk")\n')
     (folder / "small.py").write_text(
-        '"""Small."""\n\n\ndef run(quick):\n    return {"name": "small", "rows": [{"quick": quick}]}\n'
+        '"""Small."""\n\nfrom random import random as draw\n\n\n'
+        'def run(quick):\n    return {"name": "small", "rows": [{"quick": quick}]}\n'
     )
     monkeypatch.setattr(bench, "BENCHMARKS", folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
