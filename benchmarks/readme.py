@@ -112,8 +112,10 @@ def side_by_side_table(results: Mapping[str, Result]) -> str:
         figures = [format_value(row[column]) for column in columns]
         figures += ["–"] * (len(SIDE_BY_SIDE) - len(columns))
         cells.append([f"{name}{on_threads}", row["format"], *figures])
+    result = results["side_by_side"]
     measured = (
-        f"{max(row['trainers'] for row in rows)} training processes, {results['side_by_side']['notes'][1]}."
+        f"`msdata bench side_by_side{_quick(result)}`: {max(row['trainers'] for row in rows)} training "
+        f"processes, {result['notes'][1]}."
     )
     return f"{measured}\n\n{_table(['loader', 'format', *SIDE_BY_SIDE], cells, num_texts=2)}"
 
@@ -121,7 +123,7 @@ def side_by_side_table(results: Mapping[str, Result]) -> str:
 def headline_table(results: Mapping[str, Result]) -> str:
     """The headlines of the other benchmarks."""
     cells = [
-        [f"`{row['benchmark']}`", row["figure"], format_value(row["ours"]), format_value(row["beside"])]
+        [f"`{name}{_quick(result)}`", row["figure"], format_value(row["ours"]), format_value(row["beside"])]
         for name, result in results.items()
         if name not in WITH_TABLES
         for row in result["headlines"]
@@ -136,6 +138,10 @@ def feature_table(_results: Mapping[str, Result]) -> str:
     places = [head.index(name) for name in FEATURES]
     cells = [[re.sub(r" [⁰¹²³⁴-⁹]+$", "", row[place]) for place in places] for row in rows]
     return _table(FEATURES, cells, num_texts=len(FEATURES))
+
+
+def _quick(result: Result) -> str:
+    return " --quick" if result["quick"] else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], num_texts: int) -> str:
