@@ -22,7 +22,15 @@ import numpy as np
 from benchmarks.headline import headline
 from benchmarks.peers import data, measure, registry
 from benchmarks.peers.job import Cell
-from benchmarks.peers.registry import BLOCK_FORMATS, OUR_NAME, PEERS, QUICK_PEERS, Peer
+from benchmarks.peers.registry import (
+    OUR_NAME,
+    PEERS,
+    QUICK_PEERS,
+    Peer,
+    is_block,
+    name_in,
+    take_ours,
+)
 from benchmarks.peers.runs import Run, interleaved
 
 BATCH_SIZE = 16
@@ -43,18 +51,17 @@ def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     cells = sorted({(row["sources"], row["trainers"]) for row in measured})
     cell = GOAL_CELL if GOAL_CELL in cells else cells[-1]
     found = []
-    for is_block in (True, False):
+    for in_blocks in (True, False):
         values: dict[str, float] = {}
         for row in measured:
-            if (row["sources"], row["trainers"]) == cell and _is_block(row) == is_block:
-                name = row["peer"] if row["workers"] else f"{row['peer']} on threads"
-                values[name] = row["loader_pss_mb"]
-        ours = min((values.pop(name) for name in [*values] if name.startswith(OUR_NAME)), default=None)
+            if (row["sources"], row["trainers"]) == cell and is_block(row) == in_blocks:
+                values[name_in(row)] = row["loader_pss_mb"]
+        ours = min(take_ours(values), default=None)
         figure = (
             f"MB of all data processes, {cell[0]} sources, {cell[1]} training processes, "
-            f"{'block' if is_block else 'record'} formats"
+            f"{'block' if in_blocks else 'record'} formats"
         )
-        goal = GOAL_MB if is_block and cell == GOAL_CELL else None
+        goal = GOAL_MB if in_blocks and cell == GOAL_CELL else None
         found.append(headline(figure, ours, beside=values, at_most=goal))
     return found
 
@@ -116,9 +123,9 @@ def describe(found: Mapping[Peer, Sequence[Run]]) -> list[dict[str, Any]]:
                 "ratio_to_ours": None,
             }
         )
-    ours = {_is_block(row): row["loader_pss_mb"] for row in rows if row["peer"] == OUR_NAME}
+    ours = {is_block(row): row["loader_pss_mb"] for row in rows if row["peer"] == OUR_NAME}
     for row in rows:
-        if (least := ours.get(_is_block(row))) is not None:
+        if (least := ours.get(is_block(row))) is not None:
             row["ratio_to_ours"] = round(row["loader_pss_mb"] / least, 2)
     return rows
 
@@ -129,11 +136,11 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Least squares of `fixed + s sources + t trainers + p sources x trainers`; left out where a loader has too
     few cells to tell them apart. Where the last is near 0 memory grows with sources plus processes.
     """
-    by_loader: dict[tuple[str, str, bool], list[Mapping[str, Any]]] = {}
+    by_loader: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        by_loader.setdefault((row["peer"], row["format"], row["workers"] == 0), []).append(row)
+        by_loader.setdefault((name_in(row), row["format"]), []).append(row)
     fits = []
-    for (peer, name, on_threads), mine in by_loader.items():
+    for (peer, name), mine in by_loader.items():
         sources, trainers, used = (
             np.array([row[column] for row in mine], float)
             for column in ("sources", "trainers", "loader_pss_mb")
@@ -145,7 +152,7 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         error = float(np.abs(terms @ factors - used).max())
         fits.append(
             {
-                "peer": f"{peer} on threads" if on_threads else peer,
+                "peer": peer,
                 "format": name,
                 "fixed_mb": round(float(factors[0]), 1),
                 "mb_a_source": round(float(factors[1]), 3),
@@ -166,12 +173,12 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(2, 2, sharey="row")
-    for charts, is_block in zip(grid, (True, False), strict=True):
-        mine = [row for row in rows if _is_block(row) == is_block]
+    for charts, in_blocks in zip(grid, (True, False), strict=True):
+        mine = [row for row in rows if is_block(row) == in_blocks]
         for axes, along, fixed in zip(charts, ("trainers", "sources"), ("sources", "trainers"), strict=True):
             _draw_lines(axes, mine, along, fixed)
         charts[0].set_ylim(bottom=0)
-        charts[0].set_ylabel(f"{'block' if is_block else 'record'} formats: MB of all data processes")
+        charts[0].set_ylabel(f"{'block' if in_blocks else 'record'} formats: MB of all data processes")
         charts[1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(
         "Memory that loading takes, beyond what the training processes have anyway", ha="left", x=0.01
@@ -188,21 +195,18 @@ def _draw_lines(axes: Any, rows: Sequence[Mapping[str, Any]], along: str, fixed:
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row[fixed] == at:
-            label = f"{row['peer']}, {row['format']}{'' if row['workers'] else ' (threads)'}"
+            label = f"{name_in(row)}, {row['format']}"
             lines.setdefault(label, []).append((row[along], row["loader_pss_mb"]))
     for label, points in sorted(lines.items()):
         is_ours = label.startswith(OUR_NAME)
+        loader = label.partition(",")[0]
         style = (
-            {"lw": 2.6, "zorder": 3} if is_ours else {"lw": 1.2, "ls": ":" if "threads" in label else "--"}
+            {"lw": 2.6, "zorder": 3} if is_ours else {"lw": 1.2, "ls": ":" if "threads" in loader else "--"}
         )
-        style["color"] = colours[label.partition(",")[0]]
+        style["color"] = colours[loader.removesuffix(" on threads")]
         axes.plot(*zip(*sorted(points), strict=True), marker="o", ms=4, label=label, **style)
     axes.set_xlabel(f"{along}, with {at} {fixed}")
     axes.grid(color="#e6e6e6")
-
-
-def _is_block(row: Mapping[str, Any]) -> bool:
-    return row["format"] in BLOCK_FORMATS
 
 
 def _notes(rounds: int, peers: Sequence[Peer]) -> list[str]:

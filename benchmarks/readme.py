@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.registry import BLOCK_FORMATS, BOUNDS, OUR_NAME
+from benchmarks.peers.registry import BOUND_NAMES, OUR_NAME, is_block, name_in
 from msdata_jax.cli.tables import format_value
 
 HERE = Path(__file__).parent
@@ -73,9 +73,7 @@ def memory_table(results: Mapping[str, Result]) -> str:
     trainers = sorted({row["trainers"] for row in rows})
     figures: dict[tuple[bool, str], dict[int, float]] = {}
     for row in rows:
-        by = f"{row['workers']} workers each" if row["workers"] else "threads"
-        name = f"**{row['peer']}**" if row["peer"].startswith(OUR_NAME) else f"{row['peer']}, {by}"
-        key = row["format"] not in BLOCK_FORMATS, f"{name} | {row['format']}"
+        key = not is_block(row), f"{_bold_ours(name_in(row))} | {row['format']}"
         figures.setdefault(key, {})[row["trainers"]] = row["loader_pss_mb"]
     head = ["loader", "format", *(f"{n} training process{'es' if n > 1 else ''}" for n in trainers)]
     ordered = sorted(figures.items(), key=lambda each: (each[0][0], each[1][max(each[1])]))
@@ -91,11 +89,11 @@ def growth_table(results: Mapping[str, Result]) -> str:
     fits = [row for row in results["memory"]["rows"] if "fixed_mb" in row]
     cells = [
         [
-            f"**{row['peer']}**" if row["peer"].startswith(OUR_NAME) else row["peer"],
+            _bold_ours(row["peer"]),
             row["format"],
             *(f"{row[column]:.{digits}f}" for column, digits in GROWTH.values()),
         ]
-        for row in sorted(fits, key=lambda row: (not _is_block(row), row["mb_a_source_in_each_trainer"]))
+        for row in sorted(fits, key=lambda row: (not is_block(row), row["mb_a_source_in_each_trainer"]))
     ]
     return _table(["loader", "format", *GROWTH], cells, num_texts=2)
 
@@ -103,15 +101,14 @@ def growth_table(results: Mapping[str, Result]) -> str:
 def side_by_side_table(results: Mapping[str, Result]) -> str:
     """What each loader did with the same mixture, by speed; what bounds them comes last."""
     rows = [row for row in results["side_by_side"]["rows"] if "samples_per_second" in row]
-    bounds = {peer.name for peer in BOUNDS}
     cells = []
-    for row in sorted(rows, key=lambda row: (row["peer"] in bounds, -row["samples_per_second"])):
-        name = f"**{row['peer']}**" if row["peer"].startswith(OUR_NAME) else row["peer"]
-        on_threads = "" if row["workers"] or row["peer"] in bounds else ", threads"
-        columns = [*SIDE_BY_SIDE.values()][: NUM_OF_BOUNDS if row["peer"] in bounds else None]
+    for row in sorted(rows, key=lambda row: (row["peer"] in BOUND_NAMES, -row["samples_per_second"])):
+        is_bound = row["peer"] in BOUND_NAMES
+        name = row["peer"] if is_bound else _bold_ours(name_in(row))
+        columns = [*SIDE_BY_SIDE.values()][: NUM_OF_BOUNDS if is_bound else None]
         figures = [format_value(row[column]) for column in columns]
         figures += ["–"] * (len(SIDE_BY_SIDE) - len(columns))
-        cells.append([f"{name}{on_threads}", row["format"], *figures])
+        cells.append([name, row["format"], *figures])
     result = results["side_by_side"]
     measured = (
         f"`msdata bench side_by_side{_quick(result)}`: {max(row['trainers'] for row in rows)} training "
@@ -171,13 +168,12 @@ def draw(results: Mapping[str, Result], path: Path) -> None:
     most = max(row["trainers"] for row in rows)
     _bars(
         memory,
-        {_label(row): row["loader_pss_mb"] for row in rows if row["trainers"] == most and _is_block(row)},
+        {_label(row): row["loader_pss_mb"] for row in rows if row["trainers"] == most and is_block(row)},
         f"MB that loading takes\n{SOURCES} sources in block formats, {most} training processes",
         "{:,.0f}",
     )
     compared = [row for row in results["side_by_side"]["rows"] if "imbalance" in row]
-    bounds = {peer.name for peer in BOUNDS}
-    uneven = {_label(row): row["imbalance"] for row in compared if row["peer"] not in bounds}
+    uneven = {_label(row): row["imbalance"] for row in compared if row["peer"] not in BOUND_NAMES}
     _bars(work, uneven, "busiest training process over the mean\nsum of squared lengths", "{:.2f}")
     work.set_xlim(left=1)
     _gains(steps, results["training"]["rows"])
@@ -190,13 +186,12 @@ def _memory_rows(results: Mapping[str, Result]) -> Rows:
     ]
 
 
-def _is_block(row: Mapping[str, Any]) -> bool:
-    return row["format"] in BLOCK_FORMATS
+def _bold_ours(name: str) -> str:
+    return f"**{name}**" if name.startswith(OUR_NAME) else name
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    on_threads = "" if row["workers"] else " (threads)"
-    return f"{row['peer']}{on_threads}, {row['format']}"
+    return f"{name_in(row)}, {row['format']}"
 
 
 def _bars(axes: Any, values: Mapping[str, float], title: str, form: str) -> None:

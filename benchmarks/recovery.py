@@ -12,13 +12,15 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos import SCENARIOS, Difference, Outcome, Trouble, compare, run_job
 from benchmarks.headline import headline
 
-NUM_RUNS = 50
+SCENARIOS_IN_TURN = tuple(islice(cycle(SCENARIOS), 50))
+WITHOUT_SHADOW = tuple(islice(cycle(each for each in SCENARIOS if each != "kill the shadow"), 16))
 QUICK_SCENARIOS = ("kill", "kill two", "stop")
 
 
@@ -27,13 +29,8 @@ def run(quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="msdata_recovery_") as name:
         folder = Path(name)
         peaceful = run_job(folder / "peaceful", Trouble())
-        if quick:
-            with_shadow = _runs(folder / "shadow", QUICK_SCENARIOS, shadows=1)
-            without = _runs(folder / "alone", QUICK_SCENARIOS[:1], shadows=0)
-        else:
-            without_shadow = [each for each in SCENARIOS if each != "kill the shadow"]
-            with_shadow = _runs(folder / "shadow", SCENARIOS, shadows=1, num_runs=NUM_RUNS)
-            without = _runs(folder / "alone", without_shadow, shadows=0, num_runs=NUM_RUNS // 3)
+        with_shadow = _runs(folder / "shadow", QUICK_SCENARIOS if quick else SCENARIOS_IN_TURN, shadows=1)
+        without = _runs(folder / "alone", QUICK_SCENARIOS[:1] if quick else WITHOUT_SHADOW, shadows=0)
     everything = [*with_shadow, *without]
     differences = [compare(peaceful, each) for each in everything]
     return {
@@ -77,12 +74,10 @@ def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _runs(folder: Path, scenarios: Sequence[str], *, shadows: int, num_runs: int = 0) -> list[Outcome]:
-    """Runs of the scenarios in turn, each once if no number is said."""
+def _runs(folder: Path, scenarios: Sequence[str], *, shadows: int) -> list[Outcome]:
     outcomes = []
-    for number in range(num_runs or len(scenarios)):
-        scenario = scenarios[number % len(scenarios)]
-        print(f"recovery: {folder.name}, run {number + 1}: {scenario}", file=sys.stderr)
+    for number, scenario in enumerate(scenarios):
+        print(f"recovery: {folder.name}, run {number + 1} of {len(scenarios)}: {scenario}", file=sys.stderr)
         trouble = Trouble(scenario=scenario, seed=number, shadows=shadows)
         outcomes.append(run_job(folder / str(number), trouble))
     return outcomes

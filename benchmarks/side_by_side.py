@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.headline import headline
 from benchmarks.peers import data, measure, registry
 from benchmarks.peers.job import Cell
-from benchmarks.peers.registry import OUR_NAME, PEERS, QUICK_PEERS, Peer
+from benchmarks.peers.registry import BOUND_NAMES, PEERS, QUICK_PEERS, Peer, take_ours
 from benchmarks.peers.runs import Run, interleaved
 
 BATCH_SIZE = 16
@@ -41,7 +41,6 @@ GOALS = (
     ("balance: max over mean of summed squared lengths", "imbalance", 1.05),
 )
 """Headlines: what they say, the column, and the most that is meant to be."""
-BOUND_NAMES = tuple(peer.name for peer in registry.BOUNDS)
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             on_threads = "" if row["workers"] or row["peer"] in BOUND_NAMES else " on threads"
             values[f"{row['peer']} {row['format']}{on_threads}"] = row[column]
         best = max if column == "samples_per_second" else min
-        ours = best((values.pop(name) for name in [*values] if name.startswith(OUR_NAME)), default=None)
+        ours = best(take_ours(values), default=None)
         found.append(headline(figure, ours, beside=values, at_most=limit))
     return found
 

@@ -32,7 +32,7 @@ class Steps:
         self._found: list[tuple[np.ndarray, np.ndarray]] = []
 
     def take(self, count: int, pause_seconds: float = 0.0) -> dict[str, Any]:
-        """Take `count` steps; how long each was waited for, and all of them took."""
+        """Take `count` steps; how long each was waited for, and how long all of them took."""
         begin = time.perf_counter()
         waits = []
         for _ in range(count):

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers import data
 from benchmarks.peers.job import Cell
@@ -99,6 +100,22 @@ BOUNDS = (
     Peer(name="ceiling", adapter="ceiling", package="pyarrow", format="parquet", on_threads=True, trainers=1),
 )
 """What no loader can be faster than: reading and transforming alone, and batches that are ready."""
+BOUND_NAMES = tuple(peer.name for peer in BOUNDS)
+
+
+def name_in(row: Mapping[str, Any]) -> str:
+    """The loader of a row of results, and whether it reads on threads."""
+    return row["peer"] if row["workers"] else f"{row['peer']} on threads"
+
+
+def is_block(row: Mapping[str, Any]) -> bool:
+    """Whether a row of results is of a block format."""
+    return row["format"] in BLOCK_FORMATS
+
+
+def take_ours(values: dict[str, float]) -> list[float]:
+    """The values of our ways out of those by name, which keep the others'."""
+    return [values.pop(name) for name in [*values] if name.startswith(OUR_NAME)]
 
 
 def venv() -> Path:

@@ -80,16 +80,13 @@ def _run_all(known: Mapping[str, str], quick: bool, as_json: bool, folder: Path 
             results.append(_run(name, about, quick, folder))
         except Exception as error:  # noqa: BLE001 - it is named at the end, and the others run
             failures.append(f"{name} failed: {type(error).__name__}: {error}")
+    headlines = bench_page.headlines_of(results)
     if as_json:
-        click.echo(
-            json.dumps(
-                {"name": ALL, "headlines": bench_page.headlines_of(results), "results": results}, indent=2
-            )
-        )
+        click.echo(json.dumps({"name": ALL, "headlines": headlines, "results": results}, indent=2))
     else:
         for result in results:
             show(result, known[result["name"]])
-        show_headlines(bench_page.headlines_of(results))
+        show_headlines(headlines)
     for failure in failures:
         click.echo(f"msdata bench: {failure}", err=True)
     return 1 if failures else 0

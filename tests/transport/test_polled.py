@@ -98,6 +98,14 @@ def numbered(number: int) -> Message:
     return Message(kind="x", header={"number": number}, arrays=[np.full(3, number)])
 
 
+def assert_a_bad_frame_is_the_end(receiver: PolledEndpoint) -> None:
+    with pytest.raises(BadFrame, match="from rank 0"):
+        receiver.receive(1)
+    with pytest.raises(PeerLost, match="no message"):
+        receiver.receive(1)
+    receiver.close()
+
+
 def look(endpoint: PolledEndpoint) -> None:
     with pytest.raises(TooLate):
         endpoint.receive(0)
@@ -109,9 +117,14 @@ def pair() -> tuple[Net, list[PolledEndpoint], list[FakeWire]]:
     return net, [PolledEndpoint(rank, 2, wires[rank]) for rank in range(2)], wires
 
 
-def number_of(got: tuple[int, Message] | None) -> int:
+def sender_and_number(got: tuple[int, Message] | None) -> tuple[int, int]:
     assert got is not None
-    return got[1].header["number"]
+    sender, message = got
+    return sender, message.header["number"]
+
+
+def number_of(got: tuple[int, Message] | None) -> int:
+    return sender_and_number(got)[1]
 
 
 def test_at_most_a_window_is_under_way() -> None:
@@ -240,11 +253,7 @@ def test_a_bad_frame_comes_behind_the_messages_under_way(runs: list[bytes]) -> N
         look(receiver)
         wire.finish(index)
     assert [number_of(receiver.receive(1)) for _ in range(2)] == [0, 1]
-    with pytest.raises(BadFrame, match="from rank 0"):
-        receiver.receive(1)
-    with pytest.raises(PeerLost, match="no message"):
-        receiver.receive(1)
-    receiver.close()
+    assert_a_bad_frame_is_the_end(receiver)
 
 
 def test_no_next_message_is_begun_while_enough_bytes_are_under_way() -> None:
@@ -323,11 +332,7 @@ def test_garbage_is_a_bad_frame_of_its_sender(runs: list[bytes]) -> None:
     net, (_, receiver), _ = pair()
     for run in runs:
         net.put(0, 1, run)
-    with pytest.raises(BadFrame, match="from rank 0"):
-        receiver.receive(1)
-    with pytest.raises(PeerLost, match="no message"):
-        receiver.receive(1)
-    receiver.close()
+    assert_a_bad_frame_is_the_end(receiver)
 
 
 def test_close_says_who_was_late() -> None:
@@ -458,8 +463,7 @@ def test_a_look_asks_the_rank_that_something_came_from() -> None:
     for number in range(3):
         for sender in senders:
             sender.send(0, numbered(number))
-    got = [receiver.receive(0) for _ in range(6)]
-    assert [(sender, message.header["number"]) for sender, message in got] == [  # type: ignore[misc]
+    assert [sender_and_number(receiver.receive(0)) for _ in range(6)] == [
         (7, 0), (7, 1), (7, 2), (31, 0), (31, 1), (31, 2)
     ]  # fmt: skip
     assert set(wire.asked) == {7, 31}
@@ -476,8 +480,7 @@ def test_what_cannot_be_read_now_hides_nobody() -> None:
     lost.send(0, numbered(1))
     for number in range(5):
         other.send(0, numbered(number))
-        sender, message = receiver.receive(0)  # type: ignore[misc]
-        assert (sender, message.header["number"]) == (2, number)
+        assert sender_and_number(receiver.receive(0)) == (2, number)
 
 
 def test_ranks_that_are_silent_are_asked_at_times() -> None:
