@@ -23,8 +23,10 @@ from benchmarks.lengths import (
     ENCODERS,
     SHARES,
     Stream,
+    cut_infos,
     make_stream,
     sample_infos,
+    squared_length,
 )
 from msdata_jax.plan import StepPlan
 from msdata_jax.planning.giants import context_degrees, dominance, num_giants
@@ -35,6 +37,7 @@ from msdata_jax.planning.place_tree import MeshLayout
 from msdata_jax.roles.announcing import Audience, Client, announce
 
 Result = TypeVar("Result")
+Cost = Callable[[np.ndarray], np.ndarray]
 Row = dict[str, Any]
 
 SIZES = ((8, 64), (64, 1000), (128, 8000), (512, 8000), (512, 100_000))
@@ -56,6 +59,11 @@ TWO_OBJECTIVES = (
     (512, 100_000, "mix", "vit-2b"),
 )
 
+CUTS = ((4, 2048), (4, 8192), (4, 32768), (32, 32768))
+"""(groups, tokens at which samples are cut)."""
+CUT_SEEDS = 3
+CUT_SAMPLES = 16
+"""Of each group in a step, as in `side_by_side`."""
 GIANTS = ((64, 1024, "text_wlb"), (512, 8192, "text_wlb"), (512, 8192, "mix"))
 WINDOWS = (2, 4, 8, 16, 32)
 """Steps that are regrouped."""
@@ -77,6 +85,8 @@ NOTES = (
     "giants: one sample a row, as many rows in each group; dearest group over mean group of equal counts "
     "(lpt); with a degree of context parallelism for each sample, counts free (context_degrees); and with "
     "the rows of so many steps regrouped, sums over the steps",
+    "cuts: the same of lengths as in side_by_side (8 of 10 log-normal of mean 665, the others 256), cut at "
+    "so many tokens, which cost their square; as_they_come deals samples in turn. Means over seeds",
     "object_karmarkar_karp is the algorithm of public training code, rewritten from its description, on "
     "the same costs: makespan_ratio is our dearest part over its, flat_share and plan_share are our times "
     "over its",
@@ -98,6 +108,7 @@ def run(quick: bool) -> dict[str, Any]:
     for each in GIANTS[: 1 if quick else 3]:
         _say(f"giants, {each[1]} samples of {each[2]} over {each[0]} groups")
         rows.append(_giants(*each, WINDOWS[: 2 if quick else 5]))
+    rows += [_cut(*each) for each in CUTS[: 3 if quick else 4]]
     for num_parts, num_samples in BESIDE_OBJECTS[: 2 if quick else 3]:
         for distribution in ("coyo", "mix"):
             _say(f"{num_samples} samples over {num_parts} groups beside objects")
@@ -120,7 +131,15 @@ def headlines(result: Mapping[str, Any]) -> list[Row]:
         values = {method: row[column] for method, row in mine.items()}
         ours = values.pop("lpt refined")
         found.append(headline(f"{figure}, {samples} samples, {dp} groups", ours, beside=values))
-    return found
+    return [*found, *(_of_cut(row) for row in result["rows"] if "cut" in row)]
+
+
+def _of_cut(row: Row) -> Row:
+    """What a degree of context parallelism for each sample makes of it, beside windows and single steps."""
+    windows = {f"{name.split('_')[1]} steps": row[name] for name in row if name.startswith("regroup_")}
+    figure = f"balance, samples cut at {row['cut']}, {row['dp']} groups, a degree for each sample"
+    beside = {"as they come": row["as_they_come"], "single steps": row["lpt"], **windows}
+    return headline(figure, row["context_degrees"], beside=beside, at_most=1.1)
 
 
 def _say(what: str) -> None:
@@ -285,26 +304,51 @@ def _two_objectives(num_parts: int, num_samples: int, distribution: str, encoder
 def _giants(num_parts: int, num_samples: int, distribution: str, windows: Sequence[int]) -> Row:
     infos = sample_infos(distribution, num_samples * windows[-1], seed=0)
     first = BACKBONE(infos[:num_samples])
-    shared = context_degrees(first, num_parts)
     return {
         "dp": num_parts,
         "samples": num_samples,
         "distribution": distribution,
         "giants": num_giants(first, num_parts),
-        "dominance": _round(dominance(first, num_parts)),
-        "lpt": _round(_regrouped(infos, num_parts, num_samples, 1)),
-        "context_degrees": _round(shared.loads.max() / (first.sum() / num_parts)),
-        "largest_degree": int(shared.degree.max()),
-        **{f"regroup_{k}": _round(_regrouped(infos, num_parts, num_samples, k)) for k in windows},
+        "largest_degree": int(context_degrees(first, num_parts).degree.max()),
+        **_tamed(infos, BACKBONE, num_parts, num_samples, windows),
     }
 
 
-def _regrouped(infos: np.ndarray, num_parts: int, num_samples: int, num_steps: int) -> float:
-    """Dearest groups over mean groups, sums over a window of steps of one sample a row."""
-    longest = int(infos["tokens"].max())
+def _cut(num_parts: int, cut: int) -> Row:
+    """Means over seeds of what `side_by_side` measures of running jobs, for longer samples."""
+    num_samples = CUT_SAMPLES * num_parts
+    found = []
+    for seed in range(CUT_SEEDS):
+        infos = cut_infos(cut, num_samples * WINDOWS[-1], seed)
+        steps = squared_length(infos).reshape(-1, CUT_SAMPLES, num_parts).sum(axis=1)
+        in_turn = steps.max(axis=1).sum() / steps.mean(axis=1).sum()
+        tamed = _tamed(infos, squared_length, num_parts, num_samples, WINDOWS)
+        found.append({"as_they_come": in_turn, **tamed})
+    means = {name: _round(np.mean([each[name] for each in found])) for name in found[0]}
+    return {"dp": num_parts, "samples": num_samples, "cut": cut, **means}
+
+
+def _tamed(
+    infos: np.ndarray, cost: Cost, num_parts: int, num_samples: int, windows: Sequence[int]
+) -> dict[str, float]:
+    """Dearest groups over mean groups, by what is done about giants; sums over the steps of `infos`."""
+    steps = [cost(infos[at : at + num_samples]) for at in range(0, len(infos), num_samples)]
+    means = [step.sum() / num_parts for step in steps]
+    shared = [context_degrees(step, num_parts).loads.max() for step in steps]
+    return {
+        "dominance": _round(np.dot([dominance(step, num_parts) for step in steps], means) / np.sum(means)),
+        "lpt": _round(_regrouped(infos, cost, num_parts, num_samples, 1)),
+        "context_degrees": _round(np.sum(shared) / np.sum(means)),
+        **{f"regroup_{k}": _round(_regrouped(infos, cost, num_parts, num_samples, k)) for k in windows},
+    }
+
+
+def _regrouped(infos: np.ndarray, cost: Cost, num_parts: int, num_samples: int, window: int) -> float:
+    """Dearest groups over mean groups, sums over all steps of one sample a row; windows of them regrouped."""
+    longest, num_steps = int(infos["tokens"].max()), len(infos) // num_samples
     patches = int(infos["patches"].max())
     graph = DGraph().mix({"one": 1}).pad(seq_len=longest, rows=num_samples, patches_per_row=patches)
-    graph = graph.cost(backbone=BACKBONE).regroup(steps=num_steps).distribute("dp").balance("lpt")
+    graph = graph.cost(backbone=cost).regroup(steps=window).distribute("dp").balance("lpt")
     layout = MeshLayout(axis_names=("dp",), axis_sizes=(num_parts,), process_of_device=(0,) * num_parts)
     state, costs = initial_state(1, COLUMNS), []
     while len(costs) < num_steps:

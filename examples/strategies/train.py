@@ -34,10 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 mixed = ", ".join(
                     f"{name} {share:.2f}" for name, share in zip(recipe.sources, shares, strict=True)
                 )
-                imbalance = expect.group_costs.max() / expect.group_costs.mean()
                 print(
                     f"step {step}: {batch['tokens'].shape}, fill {expect.fill:.3f}, "
-                    f"imbalance {imbalance:.3f}, loss weight {weight:.0f}; {mixed}",
+                    f"imbalance {expect.imbalance:.3f}, loss weight {weight:.0f}; {mixed}",
                     flush=True,
                 )
 

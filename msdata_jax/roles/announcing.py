@@ -215,6 +215,7 @@ def _slots_of(
 
 def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
     source, costs = plan.samples["source"], plan.phase_costs.sum(axis=0)
+    group_costs, unbalanced_costs = plan.group_costs(), plan.group_costs(np.arange(plan.num_rows))
     return {
         "digest": plan.digest,
         "content_digest": plan.content_digest,
@@ -222,8 +223,10 @@ def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
         "global_row": plan.order,
         "source_samples": np.bincount(source, minlength=num_sources),
         "source_tokens": np.bincount(source, weights=plan.length, minlength=num_sources).astype(np.int64),
-        "group_costs": plan.group_costs(),
-        "unbalanced_costs": plan.group_costs(np.arange(plan.num_rows)),
+        "group_costs": group_costs,
+        "unbalanced_costs": unbalanced_costs,
+        "imbalance": _imbalance(group_costs),
+        "imbalance_unbalanced": _imbalance(unbalanced_costs),
         "fill": plan.fill,
         "num_dropped": len(plan.dropped),
         "num_cut": plan.num_cut,
@@ -231,6 +234,11 @@ def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
         "num_giants": num_giants(costs, plan.num_groups),
         "note": plan.note,
     }
+
+
+def _imbalance(costs: np.ndarray) -> float:
+    total = int(costs.sum())
+    return int(costs.max()) * len(costs) / total if total else 1.0
 
 
 def _wanted_of(plan: StepPlan, is_last: np.ndarray, wanted: np.ndarray) -> Wanted:

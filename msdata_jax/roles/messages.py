@@ -248,6 +248,8 @@ class Expect:
         source_samples, source_tokens: int64 `[sources]`, of the whole step.
         group_costs: int64 `[groups]`, cost of each data-parallel group.
         unbalanced_costs: the same, had the rows not been balanced.
+        imbalance, imbalance_unbalanced: of these, the dearest group's over the mean group's; 1 where nothing
+            costs anything.
         fill: share of the step's places that are used.
         num_dropped: samples dropped since the step before.
         num_cut: segments that show a part of their sample only.
@@ -276,6 +278,8 @@ class Expect:
     source_tokens: np.ndarray
     group_costs: np.ndarray
     unbalanced_costs: np.ndarray
+    imbalance: float
+    imbalance_unbalanced: float
     fill: float
     num_dropped: int
     num_cut: int

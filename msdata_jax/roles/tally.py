@@ -46,7 +46,7 @@ class Tally:
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.message, m.Expect):
                 step = effect.message
-                ratios = [_imbalance(step.group_costs), _imbalance(step.unbalanced_costs), step.fill]
+                ratios = [step.imbalance, step.imbalance_unbalanced, step.fill]
                 self._announced[step.step] = _Step(step.source_samples, step.source_tokens, np.array(ratios))
                 return
 
@@ -63,8 +63,3 @@ class Tally:
     def recent(self) -> np.ndarray | None:
         """Means of the last steps, as `sums` has them; None where no step was taken."""
         return np.mean(self._recent, axis=0) if self._recent else None
-
-
-def _imbalance(costs: np.ndarray) -> float:
-    mean = float(costs.mean())
-    return float(costs.max()) / mean if mean > 0 else 1.0

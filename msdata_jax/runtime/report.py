@@ -45,8 +45,8 @@ class StepFigures:
         self._samples += expect.source_samples
         self._tokens += expect.source_tokens
         self._fill += expect.fill
-        self._imbalance += imbalance(expect.group_costs)
-        self._imbalance_unbalanced += imbalance(expect.unbalanced_costs)
+        self._imbalance += expect.imbalance
+        self._imbalance_unbalanced += expect.imbalance_unbalanced
         self.group_costs.append(expect.group_costs)
         self.unbalanced_costs.append(expect.unbalanced_costs)
         self._dominance += expect.dominance
@@ -89,9 +89,3 @@ class StepFigures:
             "num_cut": self.num_cut,
             "num_giants": self.num_giants,
         }
-
-
-def imbalance(costs: np.ndarray) -> float:
-    """The dearest group's cost over the mean group's, of int64 `[groups]`; 1 where nothing costs anything."""
-    total = int(costs.sum())
-    return int(costs.max()) * len(costs) / total if total else 1.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from msdata_jax.roles import messages as m
-from msdata_jax.roles.effects import Effect
+from msdata_jax.roles.effects import Effect, Finish
 from msdata_jax.roles.planner import Planner
 from msdata_jax.roles.tally import Tally
 
@@ -302,11 +302,17 @@ class Watched:
         return self.planner.start()
 
     def handle(self, sender: int, message: m.RoleMessage) -> Sequence[Effect]:
-        """As the planner; the time since the last look goes to the source that was waited for."""
+        """As the planner; the time since the last look goes to the source that was waited for.
+
+        The last status is told before any rank hears of the end, since that may end this process.
+        """
         now = self._look()
         if isinstance(message, m.Delivered):
             self._taken_at = (self._taken_at[0] if self._taken_at else now, now)
-        return self.planner.handle(sender, message)
+        effects = self.planner.handle(sender, message)
+        if any(isinstance(each, Finish) for each in effects):
+            self._board.tell()
+        return effects
 
     def tick(self, elapsed_seconds: float, *, caught_up: bool = True) -> Sequence[Effect]:
         """As the planner, then tell the status."""

@@ -70,6 +70,26 @@ def test_images_that_do_not_fit_their_slots_end_the_data_at_that_step():
     assert "step 1: 2 images of 8 patches do not fit 1 slots" in end.error
 
 
+@pytest.mark.parametrize(("factor", "expected"), [(3, (1.0, 5 / 3)), (0, (1.0, 1.0))])
+def test_trainers_are_told_how_even_a_step_is(factor, expected):
+    graph = (
+        DGraph().mix({"a": 1}).pad(seq_len=8, rows=4).cost(backbone=lambda infos: factor * infos["tokens"])
+    )
+    job = start_job(
+        make_recipe(weights={"a": 1}, graph=graph.distribute("dp").balance("lpt")),
+        make_placement(num_loaders=1, num_constructors=2),
+    )
+    (_, lease), *_ = job.leases
+    block = whole_block(lease, tokens=1)
+    block.infos["tokens"][:4] = [5, 1, 1, 5]
+    job.leases.pop(0)
+    job.tell(1, block)
+    for rank in (2, 3):
+        expect = job.steps(rank)[0]
+        assert (expect.imbalance, expect.imbalance_unbalanced) == expected
+        assert expect.group_costs.tolist() == [6 * factor, 6 * factor]
+
+
 def test_a_split_sample_is_held_until_its_last_piece_is_sent():
     graph = DGraph().mix({"a": 1}).pack(seq_len=4, rows=1, oversize="split")
     job = told(graph, processes=1, row_axes=(), tokens=9, num_bytes=100)

@@ -46,6 +46,8 @@ def expect(step, lengths=((2, 1), (4,)), relay_to=(), seq_len=4):
         source_tokens=np.array([1]),
         group_costs=np.array([1]),
         unbalanced_costs=np.array([1]),
+        imbalance=1.0,
+        imbalance_unbalanced=1.0,
         fill=1.0,
         num_dropped=0,
         num_cut=0,

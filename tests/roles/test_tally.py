@@ -10,15 +10,15 @@ from msdata_jax.roles.effects import Send
 from msdata_jax.roles.tally import RECENT_STEPS, Tally
 
 
-def announced(step: int, costs: list[int], samples: list[int]) -> list[Send]:
+def announced(step: int, imbalance: float, samples: list[int]) -> list[Send]:
     """What two constructors are told of a step: a plan of a real job, with these figures."""
     job = start_job(make_recipe(), make_placement(num_constructors=1))
     job.run(tokens=4)
     expect = job.steps()[0]
     figures = {
         "step": step,
-        "group_costs": np.array(costs),
-        "unbalanced_costs": np.array(costs[::-1]),
+        "imbalance": imbalance,
+        "imbalance_unbalanced": 2 * imbalance,
         "source_samples": np.array(samples),
         "source_tokens": 10 * np.array(samples),
         "fill": 0.5,
@@ -31,13 +31,13 @@ def announced(step: int, costs: list[int], samples: list[int]) -> list[Send]:
 def test_only_what_was_taken_counts(samples: list[tuple[int, int]], taken: int) -> None:
     tally = Tally(2)
     for step, each in enumerate(samples):
-        tally.announce(announced(step, [1, 3], list(each)))
+        tally.announce(announced(step, 1.5, list(each)))
     tally.take(taken - 1)
     counted = np.array(samples[:taken]).reshape(-1, 2).sum(axis=0)
     assert tally.samples.tolist() == counted.tolist()
     assert tally.tokens.tolist() == (10 * counted).tolist()
     assert tally.num_steps == min(taken, len(samples))
-    assert tally.sums.tolist() == [1.5 * tally.num_steps, 1.5 * tally.num_steps, 0.5 * tally.num_steps]
+    assert tally.sums.tolist() == [1.5 * tally.num_steps, 3.0 * tally.num_steps, 0.5 * tally.num_steps]
     tally.take(taken - 1)
     assert tally.samples.tolist() == counted.tolist()
 
@@ -46,15 +46,8 @@ def test_recent_steps_are_the_last_ones() -> None:
     tally = Tally(2)
     assert tally.recent() is None
     for step in range(RECENT_STEPS + 3):
-        tally.announce(announced(step, [1, 3] if step < 3 else [2, 2], [1, 1]))
+        tally.announce(announced(step, 1.5 if step < 3 else 1.0, [1, 1]))
     tally.take(2)
-    assert tally.recent().tolist() == [1.5, 1.5, 0.5]
+    assert tally.recent().tolist() == [1.5, 3.0, 0.5]
     tally.take(RECENT_STEPS + 2)
-    assert tally.recent().tolist() == [1.0, 1.0, 0.5]
-
-
-def test_rows_that_cost_nothing_are_even() -> None:
-    tally = Tally(2)
-    tally.announce(announced(0, [0, 0], [0, 0]))
-    tally.take(0)
-    assert tally.sums.tolist() == [1.0, 1.0, 0.5]
+    assert tally.recent().tolist() == [1.0, 2.0, 0.5]

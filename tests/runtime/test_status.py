@@ -7,6 +7,7 @@ import pytest
 from roles.played import Job, make_placement, make_recipe
 
 from msdata_jax.roles import messages as m
+from msdata_jax.roles.effects import Send
 from msdata_jax.runtime import status
 from msdata_jax.runtime.status import Reading, StatusBoard, Totals, rates
 
@@ -115,6 +116,19 @@ def test_what_is_told_is_what_happened() -> None:
     assert told["sources"]["known"] == known
     assert told["sources"]["known_bytes"] == [100 * count for count in known]
     assert json.loads(json.dumps(told)) == told
+
+
+def test_the_last_status_is_told_before_any_rank_hears_of_the_end() -> None:
+    played = Played()
+    job = played.job
+    job.open()
+    job.join()
+    job.run(tokens=4)
+    played.take(0, 0.0)
+    assert played.told == []
+    effects = job.planner.handle(job.placement.constructors[0], m.Failed(message="as asked"))
+    assert any(isinstance(each, Send) and isinstance(each.message, m.Abort) for each in effects)
+    assert [each["step"] for each in played.told] == [1]
 
 
 def test_time_goes_to_the_source_that_was_waited_for() -> None:

@@ -493,3 +493,103 @@ def test_ranks_that_are_silent_are_asked_at_times() -> None:
         look(receiver)
         look(sender)
     assert 2 in wire.asked
+
+
+class TalliedBell:
+    """Never sleeps; says who was rung and for how long its owner would have slept."""
+
+    reaches_all = True
+
+    def __init__(self) -> None:
+        self.rung: list[int] = []
+        self.sleeps: list[float] = []
+
+    def ring(self, rank: int) -> None:
+        self.rung.append(rank)
+
+    def wait(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+
+
+def pair_with_bells() -> tuple[list[PolledEndpoint], list[FakeWire], list[TalliedBell]]:
+    net = Net()
+    wires, bells = [FakeWire(net, rank) for rank in range(2)], [TalliedBell(), TalliedBell()]
+    return [PolledEndpoint(rank, 2, wires[rank], bell=bells[rank]) for rank in range(2)], wires, bells
+
+
+def test_a_message_rings_when_all_of_it_is_posted_and_once_more_when_it_is_gone() -> None:
+    (sender, receiver), wires, (bell, _) = pair_with_bells()
+    wires[0].num_refusals = 1
+    sender.send(1, numbered(0))
+    look(sender)
+    assert bell.rung == []  # the wire was not willing
+    look(sender)
+    assert bell.rung == [1]
+    look(sender)
+    assert bell.rung == [1]
+    assert number_of(receiver.receive(1)) == 0
+    for _ in range(3):
+        look(sender)
+    assert bell.rung == [1, 1]
+
+
+def test_messages_sent_in_one_go_ring_once() -> None:
+    (sender, receiver), _, (bell, _) = pair_with_bells()
+    for number in range(3):
+        sender.send(1, numbered(number))
+    look(sender)
+    assert bell.rung == [1]
+    assert [number_of(receiver.receive(1)) for _ in range(3)] == [0, 1, 2]
+
+
+def test_an_acknowledgement_rings_nobody() -> None:
+    (sender, receiver), _, (_, bell) = pair_with_bells()
+    for number in range(WINDOW):
+        sender.send(1, numbered(number))
+        assert number_of(receiver.receive(1)) == number
+    look(receiver)
+    look(sender)
+    assert bell.rung == []
+    sender.send(1, numbered(WINDOW))
+    assert number_of(receiver.receive(1)) == WINDOW
+
+
+def test_who_closes_rings_those_it_talked_to() -> None:
+    (first, second), _, (bell, _) = pair_with_bells()
+    first.send(1, numbered(0))
+    assert number_of(second.receive(1)) == 0
+    look(second)
+    for _ in range(2):
+        look(first)
+    before = len(bell.rung)
+    first.close(1)
+    assert bell.rung[before:] == [1]
+
+
+def test_a_wake_rings_its_own_rank() -> None:
+    (endpoint, _), _, (bell, _) = pair_with_bells()
+    endpoint.wake()
+    assert bell.rung == [0]
+    assert endpoint.receive(1) is None
+
+
+def longest_sleep(endpoint: PolledEndpoint, bell: TalliedBell, seconds: float) -> float:
+    bell.sleeps.clear()
+    with pytest.raises(TooLate):
+        endpoint.receive(seconds)
+    return max(bell.sleeps)
+
+
+def test_only_what_nobody_rings_for_is_looked_for_often() -> None:
+    (sender, receiver), _, (bell, other_bell) = pair_with_bells()
+    assert longest_sleep(sender, bell, 0.2) == 50e-3
+    for number in range(2 * WINDOW):
+        sender.send(1, numbered(number))  # half of them wait for credit
+    assert longest_sleep(sender, bell, 0.2) <= 5e-3
+    for number in range(2 * WINDOW):
+        assert number_of(receiver.receive(1)) == number
+        look(sender)
+    look(receiver)
+    assert longest_sleep(sender, bell, 0.2) == 50e-3
+    other_bell.reaches_all = False
+    assert longest_sleep(receiver, other_bell, 0.2) <= 5e-3

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from msdata_transport.bell import CARD_BYTES, Bell
 from msdata_transport.errors import PeerLost, TooLate
 from msdata_transport.framing import DEFAULT_LIMITS, Limits
 from msdata_transport.launch import check_world_size, find_mpiexec, has_guard
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _TAG = 1
-_CARD = struct.Struct("64s256s")  # name of the group, host
+_CARD = struct.Struct(f"64s256s{CARD_BYTES}s")  # name of the group, host, bell
 _MAX_TEXT_BYTES = 64 << 10
 _TEXT = struct.Struct(f"<I{_MAX_TEXT_BYTES}s")
 
@@ -166,11 +167,12 @@ class MpiJob:
         comm: "MPI.Intracomm",
         limits: Limits,
         *,
+        bell: Bell | None,
         started_mpi: bool,
     ) -> None:
         self._started_mpi = started_mpi
         self._wire = MpiWire(comm)
-        self.endpoint = PolledEndpoint(comm.Get_rank(), comm.Get_size(), self._wire, limits)
+        self.endpoint = PolledEndpoint(comm.Get_rank(), comm.Get_size(), self._wire, limits, bell)
         _kept.append(self.endpoint)
         self.group = cards[self.endpoint.rank][0]
         self.groups = _groups_of([name for name, _ in cards])
@@ -292,7 +294,12 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     _ignore_deaths()
     world = MPI.COMM_WORLD
     check_world_size(world.Get_size())
-    cards = _exchange_cards(world, group, MPI.Get_processor_name(), timeout_seconds)
+    bell = None
+    with contextlib.suppress(OSError):
+        bell = Bell()
+    cards, bells = _exchange_cards(world, group, MPI.Get_processor_name(), bell, timeout_seconds)
+    if bell is not None:
+        bell.meet(bells)
     names = list(_groups_of([name for name, _ in cards]))
     # All ranks have just arrived, so these two, which cannot be polled, are short.
     group_comm = world.Split(names.index(group), world.Get_rank())
@@ -301,7 +308,7 @@ def join(group: str, timeout_seconds: float = 120.0, limits: Limits = DEFAULT_LI
     if has_guard():
         bound_tries()
         unlink_shared_memory()
-    return MpiJob(cards, group_comm, private, limits, started_mpi=started_mpi)
+    return MpiJob(cards, group_comm, private, limits, bell=bell, started_mpi=started_mpi)
 
 
 def _ignore_deaths() -> None:
@@ -316,19 +323,18 @@ def _ignore_deaths() -> None:
 
 
 def _exchange_cards(
-    world: "MPI.Intracomm", group: str, host: str, timeout_seconds: float
-) -> list[tuple[str, str]]:
-    """(group, host) of every rank."""
+    world: "MPI.Intracomm", group: str, host: str, bell: Bell | None, timeout_seconds: float
+) -> tuple[list[tuple[str, str]], list[bytes]]:
+    """(group, host) of every rank, and the card of its bell, empty where it has none."""
     name = group.encode()
     if not 0 < len(name) <= 64:
         raise ValueError(f"the name of a group has 1 to 64 bytes, got {group!r}")
-    mine = np.frombuffer(_CARD.pack(name, host.encode()), np.uint8)
+    mine = np.frombuffer(_CARD.pack(name, host.encode(), b"" if bell is None else bell.card), np.uint8)
     cards = np.zeros((world.Get_size(), _CARD.size), np.uint8)
     _wait(world.Iallgather(mine, cards), timeout_seconds, f"join of rank {world.Get_rank()}")
-    unpacked = (_CARD.unpack(card.tobytes()) for card in cards)
-    return [
-        (name.rstrip(b"\0").decode(), host.rstrip(b"\0").decode(errors="replace")) for name, host in unpacked
-    ]
+    unpacked = [[field.rstrip(b"\0") for field in _CARD.unpack(card.tobytes())] for card in cards]
+    hosts = [(name.decode(), host.decode(errors="replace")) for name, host, _ in unpacked]
+    return hosts, [bell for _, _, bell in unpacked]
 
 
 def _groups_of(names: list[str]) -> dict[str, tuple[int, ...]]:

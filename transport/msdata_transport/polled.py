@@ -9,7 +9,6 @@ way, and given out in order.
 """
 
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Generator
@@ -18,6 +17,7 @@ from typing import Generic
 import numpy as np
 
 from msdata_transport.backoff import Backoff
+from msdata_transport.bell import NoBell, Waking
 from msdata_transport.credits import WINDOW
 from msdata_transport.endpoint import Message
 from msdata_transport.errors import BadFrame, EndpointClosed, PeerLost, TooLate, TransportError
@@ -35,26 +35,36 @@ _CONTROL = struct.Struct("<Q")
 _CLOSED = 0  # as a control
 _LARGE_BYTES = 128 << 10  # of a message; over this a look reads one
 _ENOUGH_BYTES = 4 << 20  # under way from one peer; from here on no next message is begun
+_UNRUNG_SECONDS = 50e-3  # between looks of who waits for its bell
 
 
 class PolledEndpoint(Generic[Pending]):
     """An Endpoint that makes progress only while its owner is inside `send`, `receive` or `close`.
 
-    `wake` works within the longest sleep, 5 ms.
+    It waits for its bell where all others ring it; else it looks every 5 ms at least, and so sees a `wake`.
     """
 
-    def __init__(self, rank: int, size: int, wire: Wire[Pending], limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        wire: Wire[Pending],
+        limits: Limits = DEFAULT_LIMITS,
+        bell: Waking | None = None,
+    ) -> None:
         self._rank = rank
         self._size = size
         self._wire = wire
         self._limits = limits
         self._inbox: deque[tuple[int, Message | BadFrame | PeerLost]] = deque()
         self._backoff = Backoff()
+        self._bell = bell or NoBell()
+        self._to_ring = set[int]()  # once for all that was sent to each
         self._moved = False  # traffic since the last pause
         self._num_looks = self._num_arrivals = 0
         self._busy = dict[int, Peer[Pending]]()  # of the others
         self._owed = dict[int, Peer[Pending]]()  # what was taken of them is not acknowledged
-        self._woken = threading.Event()
+        self._woken = False
         self._closed = False
         self._others = {other: Peer[Pending](other) for other in range(size) if other != rank}
         for peer in self._others.values():
@@ -87,8 +97,9 @@ class PolledEndpoint(Generic[Pending]):
         self._check_open()
         deadline = time.monotonic() + timeout_seconds
         while True:
-            if self._woken.is_set():
-                self._woken.clear()
+            self._ring()
+            if self._woken:
+                self._woken = False
                 return None
             # What is here comes first, but a rank that keeps writing to itself must not starve its peers.
             self._num_looks += 1
@@ -99,10 +110,14 @@ class PolledEndpoint(Generic[Pending]):
             if time.monotonic() >= deadline:
                 self._acknowledge_all()
                 raise TooLate(f"rank {self._rank} got nothing within {timeout_seconds} s")
-            self._pause(deadline)
+            if self._bell.reaches_all and all(peer.gone for peer in self._busy.values()):
+                self._wait_for_bell(deadline)
+            else:
+                self._pause(deadline)
 
     def wake(self) -> None:
-        self._woken.set()
+        self._woken = True
+        self._bell.ring(self._rank)
 
     def forget(self, rank: int, why: str = "it was given up") -> None:
         """As the contract. What the wire was given stays alive: it may be read or written for ever."""
@@ -141,8 +156,9 @@ class PolledEndpoint(Generic[Pending]):
 
     def discard(self) -> None:
         """Drop what has come; once closed, tell its senders so. For `close`, and for waiting after it."""
-        self._woken.clear()
+        self._woken = False
         self._advance_all()
+        self._ring()
         while self._inbox:
             self._take_next()
 
@@ -162,11 +178,22 @@ class PolledEndpoint(Generic[Pending]):
         if not peer.told and not peer.gone:
             peer.told = True
             peer.posting.append(_CONTROL.pack(_CLOSED))
+            peer.rings_left = 2
             self._busy[peer.rank] = peer
 
     def _check_open(self) -> None:
         if self._closed:
             raise EndpointClosed(f"the endpoint of rank {self._rank} is closed")
+
+    def _ring(self) -> None:
+        for rank in self._to_ring:
+            self._bell.ring(rank)
+        self._to_ring.clear()
+
+    def _wait_for_bell(self, deadline: float) -> None:
+        self._acknowledge_all()
+        self._moved = False
+        self._bell.wait(min(_UNRUNG_SECONDS, max(0.0, deadline - time.monotonic())))
 
     def _pause(self, deadline: float) -> None:
         now = time.monotonic()
@@ -179,7 +206,7 @@ class PolledEndpoint(Generic[Pending]):
             # Not earlier: what comes next may be acknowledged with it. Nobody answers, so it is no traffic.
             self._acknowledge_all()
             self._moved = False
-            time.sleep(seconds)  # waiting for `wake` instead would cost an idle rank twice the CPU
+            self._bell.wait(seconds)
 
     def _give_out(self) -> tuple[int, Message]:
         sender, item = self._take_next()
@@ -255,12 +282,16 @@ class PolledEndpoint(Generic[Pending]):
         while peer.waiting and peer.credits.may_send:
             peer.credits.sent()
             peer.posting.extend(peer.waiting.popleft())
+            peer.rings_left = 2
         while peer.posting and (pending := self._wire.start_send(peer.rank, peer.posting[0])) is not None:
             peer.sending.append((pending, peer.posting.popleft()))
             peer.talked = self._moved = True
         while peer.sending and self._wire.finished(peer.rank, peer.sending[0][0]):
             peer.sending.popleft()
             self._moved = True
+        if peer.rings_left and not peer.posting and (peer.rings_left == 2 or not peer.sending):
+            self._to_ring.add(peer.rank)
+            peer.rings_left = int(bool(peer.sending))  # MPI may hold back what it took
 
     def _complete(self, peer: Peer[Pending]) -> None:
         """Let the inbox have the messages that are here, up to the first that is not."""

@@ -61,6 +61,7 @@ class Peer(Generic[Pending]):
         self.waiting: deque[list[Buffer]] = deque()  # messages that wait for credit
         self.posting: deque[Buffer] = deque()  # with credit, not given to the wire yet
         self.sending: deque[tuple[Pending, Buffer]] = deque()  # given to the wire
+        self.rings_left = 0  # 2 from when a message is posted, 1 when all is posted and not all is gone
         self.lost: str | None = None
         self.forgotten = False
         self.closed = False  # it said so
