@@ -503,12 +503,14 @@ class TalliedBell:
     def __init__(self) -> None:
         self.rung: list[int] = []
         self.sleeps: list[float] = []
+        self.rung_before_sleeps: list[int] = []
 
     def ring(self, rank: int) -> None:
         self.rung.append(rank)
 
     def wait(self, seconds: float) -> None:
         self.sleeps.append(seconds)
+        self.rung_before_sleeps.append(len(self.rung))
 
 
 def pair_with_bells() -> tuple[list[PolledEndpoint], list[FakeWire], list[TalliedBell]]:
@@ -564,6 +566,30 @@ def test_who_closes_rings_those_it_talked_to() -> None:
     before = len(bell.rung)
     first.close(1)
     assert bell.rung[before:] == [1]
+
+
+class EagerWire(FakeWire):
+    """Sends are over at once, like small messages of MPI."""
+
+    def start_send(self, rank: int, data: Buffer) -> list[bool] | None:
+        super().start_send(rank, data)
+        return [True]
+
+
+def test_what_credit_lets_go_while_a_rank_waits_rings_before_it_sleeps() -> None:
+    net, bell = Net(), TalliedBell()
+    sender = PolledEndpoint(0, 2, EagerWire(net, 0), bell=bell)
+    receiver = PolledEndpoint(1, 2, EagerWire(net, 1))
+    for number in range(WINDOW + 1):
+        sender.send(1, numbered(number))
+    look(sender)
+    for number in range(WINDOW):
+        assert number_of(receiver.receive(1)) == number
+    look(receiver)
+    num_rung, num_sleeps = len(bell.rung), len(bell.sleeps)
+    with pytest.raises(TooLate):
+        sender.receive(0.05)
+    assert bell.rung_before_sleeps[num_sleeps] == num_rung + 1
 
 
 def test_a_wake_rings_its_own_rank() -> None:

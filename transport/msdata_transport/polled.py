@@ -96,8 +96,8 @@ class PolledEndpoint(Generic[Pending]):
     def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
         self._check_open()
         deadline = time.monotonic() + timeout_seconds
+        self._ring()
         while True:
-            self._ring()
             if self._woken:
                 self._woken = False
                 return None
@@ -193,6 +193,7 @@ class PolledEndpoint(Generic[Pending]):
     def _wait_for_bell(self, deadline: float) -> None:
         self._acknowledge_all()
         self._moved = False
+        self._ring()
         self._bell.wait(min(_UNRUNG_SECONDS, max(0.0, deadline - time.monotonic())))
 
     def _pause(self, deadline: float) -> None:
@@ -206,6 +207,7 @@ class PolledEndpoint(Generic[Pending]):
             # Not earlier: what comes next may be acknowledged with it. Nobody answers, so it is no traffic.
             self._acknowledge_all()
             self._moved = False
+            self._ring()
             self._bell.wait(seconds)
 
     def _give_out(self) -> tuple[int, Message]:
