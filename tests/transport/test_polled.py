@@ -523,7 +523,6 @@ def test_a_message_rings_when_all_of_it_is_posted_and_once_more_when_it_is_gone(
     (sender, receiver), wires, (bell, _) = pair_with_bells()
     wires[0].num_refusals = 1
     sender.send(1, numbered(0))
-    look(sender)
     assert bell.rung == []  # the wire was not willing
     look(sender)
     assert bell.rung == [1]
@@ -533,15 +532,6 @@ def test_a_message_rings_when_all_of_it_is_posted_and_once_more_when_it_is_gone(
     for _ in range(3):
         look(sender)
     assert bell.rung == [1, 1]
-
-
-def test_messages_sent_in_one_go_ring_once() -> None:
-    (sender, receiver), _, (bell, _) = pair_with_bells()
-    for number in range(3):
-        sender.send(1, numbered(number))
-    look(sender)
-    assert bell.rung == [1]
-    assert [number_of(receiver.receive(1)) for _ in range(3)] == [0, 1, 2]
 
 
 def test_an_acknowledgement_rings_nobody() -> None:

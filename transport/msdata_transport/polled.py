@@ -59,7 +59,6 @@ class PolledEndpoint(Generic[Pending]):
         self._inbox: deque[tuple[int, Message | BadFrame | PeerLost]] = deque()
         self._backoff = Backoff()
         self._bell = bell or NoBell()
-        self._to_ring = set[int]()  # once for all that was sent to each
         self._moved = False  # traffic since the last pause
         self._num_looks = self._num_arrivals = 0
         self._busy = dict[int, Peer[Pending]]()  # of the others
@@ -96,7 +95,6 @@ class PolledEndpoint(Generic[Pending]):
     def receive(self, timeout_seconds: float) -> tuple[int, Message] | None:
         self._check_open()
         deadline = time.monotonic() + timeout_seconds
-        self._ring()
         while True:
             if self._woken:
                 self._woken = False
@@ -158,7 +156,6 @@ class PolledEndpoint(Generic[Pending]):
         """Drop what has come; once closed, tell its senders so. For `close`, and for waiting after it."""
         self._woken = False
         self._advance_all()
-        self._ring()
         while self._inbox:
             self._take_next()
 
@@ -185,15 +182,9 @@ class PolledEndpoint(Generic[Pending]):
         if self._closed:
             raise EndpointClosed(f"the endpoint of rank {self._rank} is closed")
 
-    def _ring(self) -> None:
-        for rank in self._to_ring:
-            self._bell.ring(rank)
-        self._to_ring.clear()
-
     def _wait_for_bell(self, deadline: float) -> None:
         self._acknowledge_all()
         self._moved = False
-        self._ring()
         self._bell.wait(min(_UNRUNG_SECONDS, max(0.0, deadline - time.monotonic())))
 
     def _pause(self, deadline: float) -> None:
@@ -207,7 +198,6 @@ class PolledEndpoint(Generic[Pending]):
             # Not earlier: what comes next may be acknowledged with it. Nobody answers, so it is no traffic.
             self._acknowledge_all()
             self._moved = False
-            self._ring()
             self._bell.wait(seconds)
 
     def _give_out(self) -> tuple[int, Message]:
@@ -292,7 +282,7 @@ class PolledEndpoint(Generic[Pending]):
             peer.sending.popleft()
             self._moved = True
         if peer.rings_left and not peer.posting and (peer.rings_left == 2 or not peer.sending):
-            self._to_ring.add(peer.rank)
+            self._bell.ring(peer.rank)
             peer.rings_left = int(bool(peer.sending))  # MPI may hold back what it took
 
     def _complete(self, peer: Peer[Pending]) -> None:
