@@ -59,12 +59,16 @@ def run(quick: bool) -> dict[str, Any]:
 
 
 def headlines(result: Mapping[str, Any]) -> list[Row]:
-    """The largest difference of losses."""
-    plain = [row["difference"] for row in result["rows"] if row["context_parts"] == 1]
-    cut = [row["difference"] for row in result["rows"] if row["context_parts"] > 1]
-    found = [headline("largest difference of a loss, balanced or not, in nats", max(plain), at_most=1e-5)]
-    if cut:
-        found.append(headline("the same with context parallelism", max(cut), at_most=1e-3))
+    """The largest differences of losses: before training amplifies the last bit, and in the end."""
+    found = []
+    for parts in sorted({row["context_parts"] for row in result["rows"]}):
+        rows = [row for row in result["rows"] if row["context_parts"] == parts]
+        figure = "nats that a loss differs, balanced or not, first 10 steps"
+        figure += f", {parts} context parts" if parts > 1 else ""
+        in_all = {f"all {rows[0]['steps']} steps": max(row["difference"] for row in rows)}
+        found.append(
+            headline(figure, max(row["difference_first_10"] for row in rows), beside=in_all, at_most=1e-5)
+        )
     return found
 
 

@@ -137,7 +137,7 @@ def headlines(result: Mapping[str, Any]) -> list[Row]:
 def _of_cut(row: Row) -> Row:
     """What a degree of context parallelism for each sample makes of it, beside windows and single steps."""
     windows = {f"{name.split('_')[1]} steps": row[name] for name in row if name.startswith("regroup_")}
-    figure = f"balance, samples cut at {row['cut']}, {row['dp']} groups, a degree for each sample"
+    figure = f"max over mean of squared lengths, cut at {row['cut']}, {row['dp']} groups, a degree for each"
     beside = {"as they come": row["as_they_come"], "single steps": row["lpt"], **windows}
     return headline(figure, row["context_degrees"], beside=beside, at_most=1.1)
 

@@ -227,7 +227,7 @@ def _gains(axes: Any, rows: Rows) -> None:
     axes.axhline(1, color=GREY, lw=0.8, ls=":")
     axes.margins(y=0.2)
     axes.set_title(
-        "training step, unbalanced over balanced\nby context; ranks meet every microbatch",
+        "training step, unbalanced over balanced\nby context, microbatch by microbatch",
         fontsize=9.5,
         loc="left",
     )

@@ -33,6 +33,7 @@ from msdata_jax.scaling.policy import Hysteresis
 
 JOB = Path(__file__).parent / "scaling_job"
 LOADERS = {"wait": 4, "cpu": 2}
+DOES = {"wait": "wait", "cpu": "compute"}
 """By what a sample costs."""
 STEP_SECONDS = 0.1
 WARM_UP = 10
@@ -93,7 +94,7 @@ def headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             values = {size: row[column] for size, row in mine.items()}
             ours = values.pop("scaled")
             goal = 2.0 if column == "wait_percent" else None
-            found.append(headline(f"{figure}, samples that {cost}", ours, beside=values, at_most=goal))
+            found.append(headline(f"{figure}, samples that {DOES[cost]}", ours, beside=values, at_most=goal))
     return found
 
 
