@@ -13,6 +13,8 @@ from msdata_jax.observing.report.tables import table
 from msdata_jax.observing.report.words import escape
 
 PAGE = "index.html"
+LONG = 32
+"""Characters of a cell from which on it may take several lines."""
 
 
 def write_results(folder: Path, result: Mapping[str, Any], module: ModuleType) -> None:
@@ -51,7 +53,7 @@ def make_page(folder: Path) -> str:
     links = "".join(f'<a href="#{escape(each["name"])}">{escape(each["name"])}</a>' for each in results)
     sections = "".join(_section(each, folder / f"{each['name']}.png") for each in results)
     found = headlines_of(results)
-    glance = f'<div class="card wide"><div class="scroll">{_table(found)}</div></div>' if found else ""
+    glance = f'<div class="card wide whole">{_table(found)}</div>' if found else ""
     style = files("msdata_jax.observing.report").joinpath("page.css").read_text()
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -65,10 +67,7 @@ def make_page(folder: Path) -> str:
 
 
 def _section(result: Mapping[str, Any], picture: Path) -> str:
-    tables = "".join(
-        f'<div class="card wide"><div class="scroll">{_table(rows)}</div></div>'
-        for rows in tables_of(result["rows"])
-    )
+    tables = "".join(f'<div class="card wide">{_table(rows)}</div>' for rows in tables_of(result["rows"]))
     shown = ""
     if picture.exists():
         content = base64.b64encode(picture.read_bytes()).decode()
@@ -86,7 +85,13 @@ def _section(result: Mapping[str, Any], picture: Path) -> str:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = list(rows[0])
-    text = {place: "t" for place, name in enumerate(names) if any(isinstance(row[name], str) for row in rows)}
+    text = {}
+    for place, name in enumerate(names):
+        values = [row[name] for row in rows]
+        if any(isinstance(value, dict) or (isinstance(value, str) and len(value) > LONG) for value in values):
+            text[place] = "w"
+        elif any(isinstance(value, str) for value in values):
+            text[place] = "t"
     head = [escape(name.replace("_", " ")) for name in names]
     return table(head, [[escape(format_value(value)) for value in row.values()] for row in rows], text)
 
