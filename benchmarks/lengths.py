@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import msdata_jax as msd
-from benchmarks.peers.data import LOG_MEAN, LOG_SIGMA, SHORTEST, TEXT_SHARE
+from benchmarks.peers.data import TEXT_SHARE, draw_lengths
 from benchmarks.peers.work import NUM_PATCHES
 from msdata_jax.planning.graph import Composed, DGraph, StreamState, initial_state
 from msdata_jax.planning.place_tree import ClientPlaceTree, MeshLayout
@@ -34,14 +34,9 @@ def sample_infos(distribution: str, count: int, seed: int) -> np.ndarray:
 def cut_infos(cut: int, count: int, seed: int) -> np.ndarray:
     """SampleInfo records `[count]` of lengths as `benchmarks.peers.data` writes, cut at so many tokens."""
     rng = np.random.default_rng(seed)
-    lengths = np.clip(rng.lognormal(LOG_MEAN, LOG_SIGMA, count), SHORTEST, cut).astype(np.int64)
+    lengths = draw_lengths(rng, count, longest=cut)
     lengths[rng.random(count) >= TEXT_SHARE] = NUM_PATCHES
     return _infos(Samples(tokens=lengths, patches=0 * lengths, images=0 * lengths), 0)
-
-
-def squared_length(infos: np.ndarray) -> np.ndarray:
-    """What attention costs, up to a factor."""
-    return infos["tokens"] ** 2
 
 
 def _infos(samples: Samples, source: int) -> np.ndarray:

@@ -26,8 +26,8 @@ from benchmarks.lengths import (
     cut_infos,
     make_stream,
     sample_infos,
-    squared_length,
 )
+from benchmarks.peers.ours import squared_length
 from msdata_jax.plan import StepPlan
 from msdata_jax.planning.giants import context_degrees, dominance, num_giants
 from msdata_jax.planning.graph import Composed, DGraph, Gathered, initial_state

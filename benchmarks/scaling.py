@@ -33,8 +33,9 @@ from msdata_jax.scaling.policy import Hysteresis
 
 JOB = Path(__file__).parent / "scaling_job"
 LOADERS = {"wait": 4, "cpu": 2}
-DOES = {"wait": "wait", "cpu": "compute"}
 """By what a sample costs."""
+DOES = {"wait": "wait", "cpu": "compute"}
+"""What a sample does, in words, by what it costs."""
 STEP_SECONDS = 0.1
 WARM_UP = 10
 NAMES = ("dear", *(f"cheap{i}" for i in range(7)))

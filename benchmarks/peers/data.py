@@ -56,7 +56,7 @@ def records_of(source: Source) -> list[bytes]:
 
 def mean_tokens(sources: Sequence[Source]) -> float:
     """Of a sample of the mixture, as `work.decode` makes it."""
-    lengths = np.clip(_lengths(np.random.default_rng(SEED), 100_000), None, SEQ_LEN - 2)
+    lengths = np.clip(draw_lengths(np.random.default_rng(SEED), 100_000), None, SEQ_LEN - 2)
     image_share = sum(source.weight for source in sources if source.name.startswith("image"))
     return 2 + (1 - image_share) * float(lengths.mean()) + image_share * NUM_PATCHES
 
@@ -105,13 +105,14 @@ WRITERS: Mapping[str, Callable[[Sequence[bytes], Path], None]] = {
 }
 
 
-def _lengths(rng: np.random.Generator, count: int) -> np.ndarray:
-    return np.clip(rng.lognormal(LOG_MEAN, LOG_SIGMA, count), SHORTEST, LONGEST).astype(np.int64)
+def draw_lengths(rng: np.random.Generator, count: int, longest: int = LONGEST) -> np.ndarray:
+    """Tokens of texts, int64 `[count]`."""
+    return np.clip(rng.lognormal(LOG_MEAN, LOG_SIGMA, count), SHORTEST, longest).astype(np.int64)
 
 
 def _texts(rng: np.random.Generator, count: int) -> list[bytes]:
     """Small tokens are more frequent than large ones."""
-    lengths = _lengths(rng, count)
+    lengths = draw_lengths(rng, count)
     tokens = (VOCABULARY_SIZE * rng.random(int(lengths.sum())) ** 3).astype(np.uint16)
     return [piece.tobytes() for piece in np.split(tokens, np.cumsum(lengths)[:-1])]
 

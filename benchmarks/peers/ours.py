@@ -37,7 +37,7 @@ def make_recipe(job: Job) -> Any:
             patches_per_row=PATCHES_PER_ROW if has_images else 0,
             patch_values=PATCH_VALUES,
         )
-        .cost(backbone=_squared_length)
+        .cost(backbone=squared_length)
         .distribute("dp")
         .balance("lpt"),
         seed=job.seed,
@@ -97,6 +97,6 @@ def _decode(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return decode(content)
 
 
-def _squared_length(infos: np.ndarray) -> np.ndarray:
+def squared_length(infos: np.ndarray) -> np.ndarray:
     """What attention costs, up to a factor."""
     return infos["tokens"] ** 2

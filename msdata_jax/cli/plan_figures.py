@@ -10,7 +10,7 @@ import numpy as np
 from msdata_jax.dry_run import DryRun, PlannedStep
 from msdata_jax.plan import StepPlan
 from msdata_jax.planning.balancing import Balance, objective_value
-from msdata_jax.planning.giants import dominance, num_giants
+from msdata_jax.planning.giants import dominance, num_giants, over_mean
 from msdata_jax.planning.packing import Pack
 
 MAX_LENGTHS = 200_000
@@ -48,12 +48,6 @@ def step_figures(plan: StepPlan) -> dict[str, Any]:
         "note": plan.note,
         "digest": plan.digest,
     }
-
-
-def over_mean(costs: np.ndarray) -> float:
-    """The dearest over the mean; 1 where all are free."""
-    mean = float(costs.mean())
-    return float(costs.max()) / mean if mean else 1.0
 
 
 @dataclass(kw_only=True)

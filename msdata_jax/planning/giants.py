@@ -75,6 +75,12 @@ def num_giants(costs: np.ndarray, num_parts: int) -> int:
     return int(np.count_nonzero(_is_giant(costs, num_parts)))
 
 
+def over_mean(costs: np.ndarray) -> float:
+    """The dearest over the mean; 1 where all are free."""
+    mean = float(costs.mean())
+    return float(costs.max()) / mean if mean else 1.0
+
+
 def dominance(costs: np.ndarray, num_parts: int) -> Fraction:
     """Lower bound of the dearest part over the mean part: 1 where nothing keeps the parts from being even.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from msdata_jax.plan import StepPlan
-from msdata_jax.planning.giants import dominance, num_giants
+from msdata_jax.planning.giants import dominance, num_giants, over_mean
 from msdata_jax.planning.place_tree import ClientPlaceTree
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.effects import Effect, Send
@@ -225,8 +225,8 @@ def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
         "source_tokens": np.bincount(source, weights=plan.length, minlength=num_sources).astype(np.int64),
         "group_costs": group_costs,
         "unbalanced_costs": unbalanced_costs,
-        "imbalance": _imbalance(group_costs),
-        "imbalance_unbalanced": _imbalance(unbalanced_costs),
+        "imbalance": over_mean(group_costs),
+        "imbalance_unbalanced": over_mean(unbalanced_costs),
         "fill": plan.fill,
         "num_dropped": len(plan.dropped),
         "num_cut": plan.num_cut,
@@ -234,11 +234,6 @@ def _figures(plan: StepPlan, num_sources: int) -> dict[str, Any]:
         "num_giants": num_giants(costs, plan.num_groups),
         "note": plan.note,
     }
-
-
-def _imbalance(costs: np.ndarray) -> float:
-    total = int(costs.sum())
-    return int(costs.max()) * len(costs) / total if total else 1.0
 
 
 def _wanted_of(plan: StepPlan, is_last: np.ndarray, wanted: np.ndarray) -> Wanted:
