@@ -76,7 +76,7 @@ class DataConstructor:
                 self._end = message
                 return self._hand_over()
             case m.Lost():
-                return self._lose(message)
+                return self._lose(sender, message)
             case m.BlocksSaved():
                 return [Saved(message=message)]
             case _:
@@ -98,11 +98,13 @@ class DataConstructor:
             case _:
                 raise MSDataError(f"constructor got {type(message).__name__} from rank {sender}")
 
-    def _lose(self, lost: m.Lost) -> Sequence[Effect]:
+    def _lose(self, sender: int, lost: m.Lost) -> Sequence[Effect]:
         """Go on without a loader; without any other rank the job is over."""
         if lost.rank not in self._loaders:
             raise JobFailed(lost.rank, f"lost contact: {lost.why}")
-        return [Forget(rank=lost.rank, why=lost.why)]
+        forget = Forget(rank=lost.rank, why=lost.why)
+        # The loader may live, and what it sent is lost: the planner must let others send it.
+        return [forget] if sender == self._planner else [forget, Send(rank=self._planner, message=lost)]
 
     def _expect(self, expect: m.Expect) -> Sequence[Effect]:
         if self._next_step is None:

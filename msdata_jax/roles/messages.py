@@ -30,6 +30,7 @@
     planner      constructor   Summary         everybody's figures; the session is over
     constructor  planner       Goodbye         my process ends: no session follows
     any          planner       Measured        what my loop has seen; for who records it, not for the role
+    constructor  planner       Lost            loader r is gone, or cannot reach me
     planner      constructor   Lost            loader r is gone: take nothing from it any more
     any          planner       Failed          I cannot go on
     planner      everybody     Abort           rank r cannot go on; its message
@@ -459,7 +460,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """Rank `rank` is gone: to the planner or to its own role, from whoever noticed; then to constructors."""
+    """Rank `rank` is gone: to its own role and the planner, from whoever noticed; then to constructors."""
 
     rank: int
     why: str

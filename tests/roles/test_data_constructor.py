@@ -396,7 +396,8 @@ def test_an_end_that_comes_sooner_than_was_said_counts():
 def test_goes_on_without_a_loader_but_without_nobody_else():
     role = constructor(num_constructors=2)
     assert role.handle(0, m.Lost(rank=1, why="killed")) == [Forget(rank=1, why="killed")]
-    assert role.handle(3, m.Lost(rank=2, why="killed")) == [Forget(rank=2, why="killed")]
+    noticed = m.Lost(rank=2, why="killed")  # by this rank: the planner has others send what was under way
+    assert role.handle(3, noticed) == [Forget(rank=2, why="killed"), Send(rank=0, message=noticed)]
     for rank in (0, 4):
         with pytest.raises(JobFailed, match="lost contact: killed") as failed:
             role.handle(3, m.Lost(rank=rank, why="killed"))

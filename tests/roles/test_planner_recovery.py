@@ -91,11 +91,13 @@ def test_two_loaders_one_after_another():
     assert orders(job, 3, since=lost_at)
 
 
-def test_everybody_is_told_once_and_nothing_more_is_heard_of_the_lost():
+@pytest.mark.parametrize("noticed_by", [0, 4])
+def test_everybody_is_told_once_and_nothing_more_is_heard_of_the_lost(noticed_by):
+    """Also where one trainer's connection to it broke, and the planner's did not."""
     job = start_job(placement=make_placement(3, num_constructors=2, num_shadows=1))
     late = job.leases[0]
     assert late[0] == 1
-    job.lose(1, AWAY)
+    job.tell(noticed_by, m.Lost(rank=1, why=AWAY))
     assert job.messages(m.Lost) == [(rank, m.Lost(rank=1, why=AWAY)) for rank in (4, 5)]
     assert job.forgotten == [1]
     assert job.lose(1, "again") == []

@@ -1,5 +1,6 @@
 """Run under mpiexec as `python -m mpi4py mpi_program.py SCENARIO [GROUP]`; each scenario is one function."""
 
+import contextlib
 import os
 import queue
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msdata_transport import BadFrame, Message, PeerLost, RunFolder, TooLate, conformance
-from msdata_transport.mpi import MpiWire, describe_mpi, join
+from msdata_transport.mpi import MpiWire, Transfer, describe_mpi, join
 
 
 def conforms(group: str) -> None:
@@ -316,13 +317,60 @@ def looks_past_errors(group: str) -> None:
     assert wire.start_send(0, b"x") is None
     assert wire.probe(0) == wire.probe(0) == 0
     assert wire.start_receive(0, bytearray(1)) is None
-    assert not wire.finished(0, MPI.REQUEST_NULL)
+    assert not wire.finished(0, Transfer(MPI.REQUEST_NULL, 1))
     assert wire.num_nameless_errors == 3
     wire._lost = {MPI.ERR_OTHER}
     with pytest.raises(PeerLost, match="rank 1 is lost"):
         wire.probe(1)
     job.leave(ok=True)
     say("looked past")
+
+
+def ends_short(group: str) -> None:
+    """A receive that MPI ends without all of its bytes: cancelled, or of a shorter message."""
+    from mpi4py import MPI
+
+    job = join(group)
+    comm, buffer = MPI.COMM_SELF, bytearray(8)
+    wire = MpiWire(comm)
+    cancelled = comm.Irecv([buffer, MPI.BYTE], 0, 1)
+    cancelled.Cancel()
+    with pytest.raises(PeerLost, match="rank 0 is lost: the connection to it broke"):
+        wire.finished(0, Transfer(cancelled, 8))
+    sent, short = comm.Isend([b"four", MPI.BYTE], 0, 1), comm.Irecv([buffer, MPI.BYTE], 0, 1)
+    with pytest.raises(PeerLost, match="rank 0 is lost: the connection to it broke"):
+        wire.finished(0, Transfer(short, 8))
+    assert wire.finished(0, Transfer(sent, None))
+    job.leave(ok=True)
+    say("ended short")
+
+
+def cut_off(group: str) -> None:
+    """Ranks are killed in the middle of sending over a network; nothing broken of theirs is given out."""
+    job = join(group)
+    endpoint = job.endpoint
+    number = 0
+    while endpoint.rank:
+        number += 1
+        endpoint.send(0, Message(kind="whole", arrays=[np.full(5_000, number)] * 2))
+        receiver = endpoint._others[0]
+        if number > 60 and len(receiver.sending) > 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while receiver.waiting:
+            with contextlib.suppress(TooLate):
+                endpoint.receive(0.0)
+    lost, expected = set(), [1] * endpoint.size
+    while len(lost) < endpoint.size - 1:
+        try:
+            rank, message = endpoint.receive(20)
+        except PeerLost as error:
+            lost.add(error.rank)
+            continue
+        assert all((array == expected[rank]).all() for array in message.arrays)
+        expected[rank] += 1
+    assert min(expected[1:]) > 50
+    say("got whole messages only")
+    os._exit(0)
 
 
 def say(text: str) -> None:

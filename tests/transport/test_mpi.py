@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msdata_transport import RunFolder, find_mpiexec
 from msdata_transport.launch import is_hydra
+from msdata_transport.mpich import PROVIDER, PROVIDER_VARIABLE
 from msdata_transport.run_folder import VARIABLE
 
 PROGRAM = Path(__file__).with_name("mpi_program.py")
@@ -16,7 +17,16 @@ PROGRAM = Path(__file__).with_name("mpi_program.py")
 pytestmark = pytest.mark.mpi
 
 
+# With auto-cleanup off and a shell around each rank mpiexec sees no death by signal.
 KEEP_GOING = ("-disable-auto-cleanup",)
+SHELL = ("sh", "-c", 'trap "" USR1; "$@"; exit 0', "sh")
+# As between hosts, where nobody keeps the sockets of a rank that is killed.
+NETWORK = {
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+    "MPIR_CVAR_NOLOCAL": "1",
+    PROVIDER_VARIABLE: PROVIDER,
+    "FI_TCP_IFACE": "lo",
+}
 GUARD = (sys.executable, "-m", "msdata_transport.guard")
 
 
@@ -26,10 +36,12 @@ def run(
     wrapper: tuple[str, ...] = (),
     folder: RunFolder | None = None,
     timeout_seconds: float = 60.0,
+    **variables: str,
 ) -> tuple[int, str]:
     """Run groups of ranks, (how many, arguments), as one job; its status and output.
 
-    With a run folder each rank has a guard; the arguments of a vital one begin with `!`.
+    With a run folder each rank has a guard; the arguments of a vital one begin with `!`. The variables are
+    added to the environment.
     """
     mpiexec = find_mpiexec()
     assert mpiexec is not None, "no mpiexec: install the mpi extra"
@@ -49,7 +61,7 @@ def run(
             str(PROGRAM),
             *arguments.split(),
         ]
-    env = {**os.environ, VARIABLE: folder.path} if folder else None
+    env = {**os.environ, **variables, **({VARIABLE: folder.path} if folder else {})}
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -95,9 +107,7 @@ def test_garbage_is_a_bad_frame_of_its_sender() -> None:
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_survivors_go_on_without_a_rank_that_vanished(how: str) -> None:
-    """With auto-cleanup off and a shell around each rank, so that mpiexec sees no death by signal."""
-    shell = ("sh", "-c", 'trap "" USR1; "$@"; exit 0', "sh")
-    _, output = run((3, f"outlives {how}"), options=KEEP_GOING, wrapper=shell)
+    _, output = run((3, f"outlives {how}"), options=KEEP_GOING, wrapper=SHELL)
     assert output.count("survived") == 2, output
 
 
@@ -187,3 +197,13 @@ def test_leaving_before_others_stopped_sending() -> None:
 def test_nameless_errors_blame_nobody() -> None:
     status, output = run((1, "looks_past_errors"))
     assert status == 0, output
+
+
+def test_a_receive_that_ends_without_its_bytes_is_a_lost_peer() -> None:
+    status, output = run((1, "ends_short"))
+    assert status == 0, output
+
+
+def test_nothing_broken_of_a_rank_that_was_killed_is_given_out() -> None:
+    _, output = run((4, "cut_off"), options=KEEP_GOING, wrapper=SHELL, **NETWORK)
+    assert output.count("got whole messages only") == 1, output

@@ -5,7 +5,8 @@ Rules that keep the living going when a rank dies (measured: without them most s
 - after `join` no collectives: nonblocking point-to-point with named sources on a private communicator;
 - at most `credits.WINDOW` unacknowledged messages to one peer, the rest wait here;
 - never block in MPI, which spins, but look and sleep;
-- an error that names nobody is counted and looked past, never blamed on the peer of the request.
+- an error that names nobody is counted and looked past, never blamed on the peer of the request;
+- a receive that ended has its bytes only if its status says so.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,13 @@ _GUARDED_SECONDS = 5.0
 
 # MPI may read the buffers of sends that did not finish until the process ends, so what holds them lives on.
 _kept: list[object] = []
+
+
+class Transfer(NamedTuple):
+    """A send, or a receive of so many bytes."""
+
+    request: "MPI.Request"
+    num_bytes: int | None
 
 
 class MpiWire:
@@ -87,28 +95,37 @@ class MpiWire:
         except self._error as error:
             self._judge(rank, error)
 
-    def start_send(self, rank: int, data: Buffer) -> "MPI.Request | None":
+    def start_send(self, rank: int, data: Buffer) -> Transfer | None:
         try:
-            return self._comm.Isend([data, self._byte], rank, _TAG)
+            return Transfer(self._comm.Isend([data, self._byte], rank, _TAG), None)
         except self._error as error:
             self._judge(rank, error)
 
-    def start_receive(self, rank: int, buffer: Buffer) -> "MPI.Request | None":
+    def start_receive(self, rank: int, buffer: Buffer) -> Transfer | None:
+        num_bytes, message = self._matched[rank]
         try:
-            pending = self._matched[rank][1].Irecv([buffer, self._byte])
+            request = message.Irecv([buffer, self._byte])
         except self._error as error:
             self._judge(rank, error)
             return None
         del self._matched[rank]
-        return pending
+        return Transfer(request, num_bytes)
 
-    def finished(self, rank: int, pending: "MPI.Request") -> bool:
-        # A request that is null before it was found finished has failed, and MPI would call it finished.
+    def finished(self, rank: int, pending: Transfer) -> bool:
+        request, num_bytes = pending
+        status = self._status
         try:
-            return pending != self._null and pending.Test()
+            # A request that is null before it was found finished has failed, and MPI would call it finished.
+            if request == self._null or not request.Test(status):
+                return False
+            is_whole = num_bytes is None or status.Get_count(self._byte) == num_bytes
+            if is_whole and not status.Is_cancelled():
+                return True
         except self._error as error:
             self._judge(rank, error)
             return False
+        # MPICH over libfabric ends the receives of a connection that broke as if somebody had cancelled them.
+        raise PeerLost(rank, "the connection to it broke in the middle of a message")
 
     def _judge(self, rank: int, error: "MPI.Exception") -> None:
         """Blame the peer only for an error that says a process failed; count any other."""
