@@ -7,7 +7,7 @@ import glob
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from types import MappingProxyType
@@ -68,6 +68,7 @@ class FileRecords:
         self.window_groups = window_groups
         self._starts = np.concatenate([[0], np.cumsum([len(file) for file in files], dtype=np.int64)])
         self._handles = Handles(self._open)
+        self._digested: tuple[str, dict[str, str]] | None = None
 
     @property
     def group_sizes(self) -> np.ndarray | None:
@@ -120,22 +121,27 @@ class FileRecords:
 
     def fingerprint(self) -> str:
         """Digest of each file's name, size, record count, first and last 64 KiB (headers and footers)."""
-        digest = hashlib.blake2b(digest_size=16)
-        for path, file in zip(self._paths, self._files, strict=True):
-            digest.update(os.fsencode(f"{storage.base_name(path)}\n"))
-            _digest_file(path, file, digest)
-        return digest.hexdigest()
+        return self._digests()[0]
 
     def file_digests(self) -> dict[str, str]:
         """Digest of each file's size, record count, first and last 64 KiB."""
-        if len(self._paths) > MAX_FILE_DIGESTS:
-            return {}
-        digests = {}
-        for name, path, file in zip(_short_names(self._paths), self._paths, self._files, strict=True):
-            digest = hashlib.blake2b(digest_size=8)
-            _digest_file(path, file, digest)
-            digests[name] = digest.hexdigest()
-        return digests
+        return self._digests()[1]
+
+    def _digests(self) -> tuple[str, dict[str, str]]:
+        """Both, from one look at each file."""
+        if self._digested is None:
+            of_all, of_each = hashlib.blake2b(digest_size=16), list[str]()
+            for path, file in zip(self._paths, self._files, strict=True):
+                of_all.update(os.fsencode(f"{storage.base_name(path)}\n"))
+                own = hashlib.blake2b(digest_size=8)
+                for piece in _content(path, file):
+                    of_all.update(piece)
+                    own.update(piece)
+                of_each.append(own.hexdigest())
+            few = len(of_each) <= MAX_FILE_DIGESTS
+            by_name = dict(zip(_short_names(self._paths), of_each, strict=True)) if few else {}
+            self._digested = of_all.hexdigest(), by_name
+        return self._digested
 
     def drop_handles(self) -> None:
         """Open the files anew from now on."""
@@ -157,14 +163,15 @@ class FileRecords:
             ) from error
 
 
-def _digest_file(path: str, file: RecordFile, digest: Any) -> None:
+def _content(path: str, file: RecordFile) -> Iterator[bytes]:
+    """What tells the file from others, without its name."""
     if isinstance(file, DigestedFile):
-        digest.update(b"%d\n" % len(file) + file.content_digest())
+        yield b"%d\n" % len(file) + file.content_digest()
         return
     with closing(_opened(path)) as stream:
-        digest.update(f"{stream.size}\n{len(file)}\n".encode())
-        digest.update(stream.pread(0, _DIGEST_BYTES))
-        digest.update(stream.pread(max(0, stream.size - _DIGEST_BYTES), _DIGEST_BYTES))
+        yield f"{stream.size}\n{len(file)}\n".encode()
+        yield stream.pread(0, _DIGEST_BYTES)
+        yield stream.pread(max(0, stream.size - _DIGEST_BYTES), _DIGEST_BYTES)
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:

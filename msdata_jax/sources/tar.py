@@ -10,7 +10,7 @@ import tarfile
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -138,11 +138,52 @@ class _Headers:
                         if not end < members.offset <= num_bytes:
                             break
                         end = members.offset
+                        if not members.pax_headers:  # of all members that follow
+                            for each in _plain_members(stream, end, num_bytes):
+                                yield each
+                                end = members.offset = each[1] + _in_blocks(each[2])
             except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
                 if end == 0:
                     raise SourceError(f"{self._path} is not an uncompressed tar file: {error}") from error
             stream.seek(end)
             self.damage = _damage_at(end, stream.read(_BLOCK_BYTES))
+
+
+def _plain_members(stream: BinaryIO, offset: int, num_bytes: int) -> Iterator[tuple[str, int, int]]:
+    """As above, the members from `offset` on whose header says all of them, up to the first that is not so.
+
+    tarfile knows every dialect, and takes four times as long: seconds for shards of many small members.
+    """
+    while True:
+        stream.seek(offset)
+        header = stream.read(_BLOCK_BYTES)
+        plain = _plain(header)
+        offset += _BLOCK_BYTES
+        if plain is None or offset + _in_blocks(plain[1]) > num_bytes:
+            return
+        yield plain[0], offset, plain[1]
+        offset += _in_blocks(plain[1])
+
+
+def _plain(header: bytes) -> tuple[str, int] | None:
+    """Name and size of a regular file whose whole ustar or GNU header needs no other one."""
+    if header[257:262] != b"ustar" or header[156:157] != tarfile.REGTYPE or header[345:346] != b"\0":
+        return None
+    size, checksum = header[124:136], header[148:156]
+    try:
+        num_bytes = int(size.rstrip(b" \0"), 8)
+        # The sum of all bytes, its own taken for spaces.
+        is_whole = int(checksum.rstrip(b" \0"), 8) == sum(header) - sum(checksum) + 8 * ord(" ")
+    except ValueError:
+        return None
+    if not is_whole or num_bytes < 0:
+        return None
+    return header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape"), num_bytes
+
+
+def _in_blocks(size: int) -> int:
+    """Bytes of so many blocks as `size` bytes take."""
+    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _damage_at(offset: int, block: bytes) -> str:

@@ -1,6 +1,7 @@
 """What every file format has to do, and what damage to a file may lead to."""
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -8,11 +9,14 @@ import tarfile
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sources.opening import on_threads, opened, read_all
 
 from msdata_jax.errors import SourceError
 from msdata_jax.sources import files as files_module
 from msdata_jax.sources import handles as handles_module
+from msdata_jax.sources import tar as tar_module
 from msdata_jax.sources.formats import choose_format
 from msdata_jax.sources.handles import OpenFiles
 from msdata_jax.sources.protocol import BadRecord
@@ -330,6 +334,58 @@ def test_a_tar_with_a_broken_header_is_not_taken_for_a_short_one(tmp_path, helpe
     with pytest.raises(SourceError, match="broken header at byte 3072, after 3 records"):
         opened(path)
     assert len(opened(path, keep_damaged=True)) == 3
+
+
+names = st.text(st.sampled_from("ab./_ü"), min_size=1, max_size=8) | st.integers(90, 110).map("n".__mul__)
+kinds = st.sampled_from(
+    [tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.CONTTYPE]
+)
+members = st.builds(
+    dict,
+    name=names,
+    type=kinds,
+    size=st.integers(0, 1100),
+    mtime=st.sampled_from([0, 1.5]),
+    prefix=st.booleans(),
+)
+
+
+@given(
+    st.lists(members, max_size=8),
+    st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    st.sampled_from([{}, {"comment": "of all that follow"}]),
+    st.none() | st.tuples(st.integers(0, 5000), st.integers(0, 255)),
+)
+def test_the_members_of_a_tar_are_those_that_tarfile_finds(
+    tmp_path_factory, members, tar_format, common, flaw
+):
+    """Whatever the dialect, and also where a byte is wrong."""
+    path = tmp_path_factory.getbasetemp() / "members.tar"
+    with tarfile.open(path, "w", format=tar_format, pax_headers=common) as archive:
+        for each in members:
+            member = tarfile.TarInfo(("p" * 120 + "/") * each["prefix"] + each["name"] + "e")
+            member.type, member.mtime = each["type"], each["mtime"]
+            if member.isreg():
+                member.size = each["size"]
+            with contextlib.suppress(ValueError):  # the name is too long for ustar
+                archive.addfile(member, io.BytesIO(b"x" * member.size))
+    if flaw:
+        content = bytearray(path.read_bytes())
+        content[flaw[0] % len(content)] = flaw[1]
+        path.write_bytes(content)
+    found = []
+    try:
+        with tarfile.open(path, "r:", errors="surrogateescape") as archive:
+            found.extend(archive)  # up to the first that raises
+    except tarfile.TarError:
+        if not found:
+            with pytest.raises(SourceError, match="is not an uncompressed tar file"):
+                list(tar_module._Headers(str(path)))
+            return
+    headers = tar_module._Headers(str(path))
+    expected = [(each.name, each.offset_data, each.size) for each in found if each.isreg()]
+    assert list(headers) == expected
+    assert flaw or not headers.damage
 
 
 # --- ArrayRecord
