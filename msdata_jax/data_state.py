@@ -404,7 +404,8 @@ def changed_leaves(before: Leaves, after: Leaves) -> tuple[dict[str, bytes], lis
     return changed, [name for name in before if name not in after]
 
 
-def with_changes(before: Leaves, changed: Leaves, removed: Sequence[str]) -> dict[str, bytes]:
-    """The leaves that `changed_leaves` compared `before` with."""
-    gone = set(removed)
-    return {name: leaf for name, leaf in before.items() if name not in gone} | dict(changed)
+def change_leaves(leaves: dict[str, bytes], changed: Leaves, removed: Sequence[str]) -> None:
+    """Make `leaves` what `changed_leaves` compared them with."""
+    for name in removed:
+        leaves.pop(name, None)
+    leaves.update(changed)

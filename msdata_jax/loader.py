@@ -15,7 +15,7 @@ import numpy as np
 
 from msdata_jax.changes import resume
 from msdata_jax.checkpoint.journal import JournalWriter, read_journal
-from msdata_jax.data_state import DataState, leaves_digest, pack_leaves, with_changes
+from msdata_jax.data_state import DataState, change_leaves, leaves_digest, pack_leaves
 from msdata_jax.errors import CheckpointError, JobFailed, LaunchError, MSDataError, RecipeError
 from msdata_jax.lineage.plan_log import PlanLogWriter
 from msdata_jax.meshes import MeshEdge, edge_of
@@ -36,7 +36,7 @@ from msdata_jax.runtime.job import (
 )  # fmt: skip
 from msdata_jax.runtime.loop import WORKER_SECONDS, describe_failure
 from msdata_jax.runtime.report import StepFigures
-from msdata_jax.runtime.trainer import Step, TrainerSide
+from msdata_jax.runtime.trainer import TrainerSide
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -130,13 +130,13 @@ class DataLoader:
         names = recipe.source_names
         loss_factors = [factors.get(name, 1.0) for name in names] if factors else None
         self._recipe, self._job = recipe, job
-        self._leaves: Mapping[str, bytes] = {}
+        self._leaves = dict[str, bytes]()  # changes with each step
         self._said: set[str] = set()
         self._journal = JournalWriter(Path(journal)) if journal and self._is_first else None
         self._local: LocalJob | None = None
         self._step_seconds = step_seconds
         self._figures = StepFigures(recipe.source_names)
-        self._last: Step | None = None
+        self._last: m.Expect | None = None  # not its batch, which the trainer may have let go
         self._has_left = False
         if job is None:
             local = start_in_process(
@@ -215,10 +215,10 @@ class DataLoader:
         self._figures.add(step.expect, time.perf_counter() - begin)
         if self._last is None:
             self._leaves = {}  # the planner tells all of it once more
-        self._last = step
+        self._last = step.expect
         for state in step.states:
             self._say(state.step + 1, state.notes)
-            self._leaves = with_changes(self._leaves, state.changed, state.removed)
+            change_leaves(self._leaves, state.changed, state.removed)
         self._write_journal(step.expect.step + 1)
         return self._complete(step.batch)
 
@@ -227,7 +227,7 @@ class DataLoader:
         if self._journal is None:
             return
         try:
-            self._journal.append(self._leaves, step)
+            self._journal.append(dict(self._leaves), step)
         except CheckpointError as error:
             print(f"msdata: step {step - 1} is missing in it: {error}", file=sys.stderr)  # noqa: T201
 
@@ -254,7 +254,7 @@ class DataLoader:
     def next_step(self) -> int:
         """The number of the step that `next` gives, as far as this process knows before it begins."""
         if self._last is not None:
-            return self._last.expect.step + 1
+            return self._last.step + 1
         restored = DataState.from_leaves(self._leaves).step if self._leaves else 0
         return max(restored, self._join.skip_to)
 
@@ -269,7 +269,7 @@ class DataLoader:
         restored = DataState.from_leaves(self._leaves).step if self._last is None and self._leaves else -1
         if self._last is None and restored < max(self._join.skip_to, 0):
             raise CheckpointError("there is nothing to save before the first step; save after a step")
-        return self._leaves if self._is_first else None
+        return dict(self._leaves) if self._is_first else None
 
     def state(self) -> DataState:
         """The state to go on with behind the step delivered last. For the first training process.
@@ -334,7 +334,7 @@ class DataLoader:
         resumed.check(accept_changes=accept_changes)
         leaves = state.to_leaves()
         packed = np.frombuffer(pack_leaves(leaves), np.uint8) if self._is_first else np.empty(0, np.uint8)
-        self._leaves = leaves
+        self._leaves = dict(leaves)
         self._join = replace(
             self._join,
             state=packed,
@@ -407,7 +407,7 @@ class DataLoader:
         """
         if self._last is None:
             raise ValueError("no step was delivered yet")
-        return self._last.expect
+        return self._last
 
     @property
     def figures(self) -> StepFigures:

@@ -15,11 +15,11 @@ from msdata_jax.data_state import (
     STATE_VERSION,
     BadRecords,
     DataState,
+    change_leaves,
     changed_leaves,
     leaves_digest,
     pack_leaves,
     unpack_leaves,
-    with_changes,
 )
 from msdata_jax.errors import CheckpointError
 from msdata_jax.planning.graph import Composed, DGraph, Gathered, initial_state
@@ -73,7 +73,9 @@ some_leaves = st.dictionaries(st.text(max_size=3), st.binary(max_size=5), max_si
 def test_changes_lead_from_one_state_to_the_other(before, after, data):
     after = {**after, **{name: before[name] for name in before if data.draw(st.booleans())}}
     changed, removed = changed_leaves(before, after)
-    assert with_changes(before, changed, removed) == after
+    leaves = dict(before)
+    change_leaves(leaves, changed, removed)
+    assert leaves == after
     assert set(removed) == before.keys() - after.keys()
     assert all(before.get(name) != leaf for name, leaf in changed.items())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from roles.played import Job, make_join, make_placement, make_recipe, start_job
 
-from msdata_jax.data_state import DataState, leaves_digest, pack_leaves, with_changes
+from msdata_jax.data_state import DataState, change_leaves, leaves_digest, pack_leaves
 from msdata_jax.errors import CheckpointError, LaunchError, RecipeError
 from msdata_jax.planning.graph import DGraph
 from msdata_jax.roles import messages as m
@@ -34,8 +34,8 @@ def leaves_of(job):
     """By step, the leaves of the state behind it, as the keeper puts them together."""
     keeper, leaves, states = job.placement.constructors[0], {}, {}
     for _, told in job.messages(m.StateAfter, keeper):
-        leaves = with_changes(leaves, told.changed, told.removed)
-        states[told.step] = leaves
+        change_leaves(leaves, told.changed, told.removed)
+        states[told.step] = dict(leaves)
     return states
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from roles.played import make_recipe
 from strategies import make_infos, stories
 
-from msdata_jax.data_state import BadRecords, DataState, SourceFacts, with_changes
+from msdata_jax.data_state import BadRecords, DataState, SourceFacts, change_leaves
 from msdata_jax.planning.graph import Composed, DGraph, EndOfData, initial_state
 from msdata_jax.planning.place_tree import MeshLayout
 from msdata_jax.records import BadSample
@@ -98,7 +98,7 @@ def test_the_keeper_can_put_the_state_behind_every_step_together(story, data):
         (send,) = standing.after(state, bad)
         assert (send.rank, send.message.step) == (7, state.step - 1)
         assert not set(send.message.changed) & set(send.message.removed)
-        leaves = with_changes(leaves, send.message.changed, send.message.removed)
+        change_leaves(leaves, send.message.changed, send.message.removed)
         assert leaves == plain_state(standing, state, bad, digest).to_leaves()
         assert DataState.from_leaves(leaves).step == state.step
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from roles.played import make_join
 
-from msdata_jax.data_state import leaves_digest, pack_leaves, with_changes
+from msdata_jax.data_state import change_leaves, leaves_digest, pack_leaves
 from msdata_jax.recipe import Recipe
 from msdata_jax.roles import messages as m
 from msdata_jax.roles.data_constructor import DataConstructor
@@ -51,7 +51,7 @@ class Trainer:
             self.end = step
             return None
         for state in step.states:
-            self.leaves = with_changes(self.leaves, state.changed, state.removed)
+            change_leaves(self.leaves, state.changed, state.removed)
         self.leaves_after[step.expect.step] = dict(self.leaves)
         self.taken.append(step)
         return step

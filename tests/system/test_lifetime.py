@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -59,6 +60,14 @@ def test_no_steps_at_all() -> None:
 
 def test_closing_before_the_first_step() -> None:
     msd.DataLoader(recipe()).close()
+
+
+def test_a_batch_that_the_trainer_lets_go_is_gone() -> None:
+    with msd.DataLoader(recipe(), num_steps=2) as loader:
+        batch = next(loader)
+        tokens = weakref.ref(batch["tokens"])
+        del batch
+        assert tokens() is None
 
 
 def test_dropped_without_close() -> None:
