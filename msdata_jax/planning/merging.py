@@ -161,6 +161,18 @@ def _hand_on(
     return Phase(start=start, weights=left, credit=credit, exhausted=gone)
 
 
+def in_order_of_first_draw(weights: np.ndarray, credit: np.ndarray) -> np.ndarray:
+    """int64 `[sources]`, all sources, those first that are drawn first where every sample is one unit.
+
+    Light sources that the first draws, as many as there are sources, leave out follow by their index.
+    """
+    num_sources = len(weights)
+    counts = draw_counts(weights.tolist(), credit.tolist(), num_sources)
+    units = [np.ones(count + 1, dtype=np.int64) for count in counts]
+    draws = merge_by_due_time(weights, credit, units, [False] * num_sources, limit_units=num_sources)
+    return np.array([*dict.fromkeys([*draws.source.tolist(), *range(num_sources)])], dtype=np.int64)
+
+
 def credit_after(weights: np.ndarray, credit: np.ndarray, units_drawn: np.ndarray) -> np.ndarray:
     """What each source is owed after a step that drew `units_drawn` `[sources]` of each; sums to zero."""
     return credit + int(units_drawn.sum()) * weights - WEIGHT_SCALE * units_drawn

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from msdata_jax.errors import RecipeError
+from msdata_jax.planning.merging import in_order_of_first_draw
 from msdata_jax.planning.mixing import Mixture
 from msdata_jax.scaling.needs import samples_per_step
 
@@ -28,18 +29,26 @@ class Demand:
     Attributes:
         per_step: float64 `[sources]`, samples that a step draws at most, of late.
         mean: the same, a moving average.
+        in_turn: int64 `[sources]`, all of them, those first that the first steps draw first; exact where the
+            mixture counts samples.
     """
 
     def __init__(self, mixture: Mixture, names: tuple[str, ...]) -> None:
         self._mixture, self._names = mixture, names
         self.per_step = np.zeros(len(names))
         self.mean = np.zeros(len(names))
+        self.in_turn = np.arange(len(names))
         self._has_mean = False
         self._step = 0  # whose weights `per_step` goes with
         self._ahead: tuple[int, int, np.ndarray, np.ndarray] | None = None
         self._tokens_per_step = 0.0
         self._tokens = np.full(len(names), np.nan)  # of a sample, by source
         self._units = np.full(len(names), np.nan)  # of what the mixture counts
+
+    def begin(self, step: int, credit: np.ndarray) -> None:
+        """`step` is the first one that is composed; `credit` is as in `StreamState`."""
+        for weights in self._weights([step]):
+            self.in_turn = in_order_of_first_draw(weights, credit)
 
     def composed(self, step: int, drawn: np.ndarray) -> None:
         """A step drew int64 `[sources]` samples."""

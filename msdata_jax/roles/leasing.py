@@ -192,6 +192,12 @@ class Leasing:
         pairs = [(source, rank) for source in range(len(self._names)) for rank in self._openers(source)]
         return [pair for pair in pairs if pair not in self._opened]
 
+    @property
+    def all_open(self) -> bool:
+        """Whether nothing is to be opened any more before the job may begin."""
+        # `unopened` looks at all sources, so it is not asked with each one that opens.
+        return len(self._first_opened) == len(self._names) and not self.unopened()
+
     def facts(self) -> tuple[SourceFacts, ...]:
         """What the sources are."""
         first = [self._first_opened[index][1] for index in range(len(self._names))]

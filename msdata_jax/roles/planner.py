@@ -243,7 +243,8 @@ class Planner:
 
     def _begin(self) -> Sequence[Effect]:
         """Build the place tree and the streams once everybody is there."""
-        if self._audience or len(self._joins) < len(self._placement.constructors) or self._leasing.unopened():
+        all_joined = len(self._joins) == len(self._placement.constructors)
+        if self._audience or not all_joined or not self._leasing.all_open:
             return []
         facts = self._leasing.facts()
         beginning = begin(self._recipe, self._placement, self._joins, facts)
@@ -264,6 +265,7 @@ class Planner:
             notes=beginning.notes,
         )
         self._progress.begin(self._state.step)
+        self._demand.begin(self._state.next_composed, self._state.credit)
         if self._is_skipping():
             return self._advance()
         effects = self._standing.after(self._state, self._leasing.bad_records(self._state))
@@ -426,7 +428,8 @@ class Planner:
         nothing_to_release = self._state.step <= self._progress.slowest + 1
         has_weight, draws = self._demand.ahead(self._state.next_composed, self._num_steps_to_read_for())
         draws_in_all = draws[-1].tolist() if len(draws) else []
-        for source in np.flatnonzero(has_weight).tolist():
+        in_turn = self._demand.in_turn
+        for source in in_turn[has_weight[in_turn]].tolist():
             stream, is_wanted = self._leasing.streams[source], source == self._wanted
             needed = max(1.0, draws_in_all[source], self._wanted_ahead if is_wanted else 0)
             for _ in range(MOST_LEASES):

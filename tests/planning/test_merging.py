@@ -14,6 +14,7 @@ from msdata_jax.planning.merging import (
     credit_after,
     deal_out,
     draw_counts,
+    in_order_of_first_draw,
     merge_by_due_time,
 )
 from msdata_jax.planning.mixing import scale_weights
@@ -311,6 +312,17 @@ def test_counts_are_those_of_the_merge(weights, data, num_draws):
     draws = merge_by_due_time(weights, credit, ones, [False] * len(weights))
     expected = np.bincount(draws.source[:num_draws], minlength=len(weights))
     assert draw_counts(weights.tolist(), credit.tolist(), num_draws) == expected.tolist()
+
+
+@given(source_weights(), st.data())
+def test_the_order_of_first_draws_is_that_of_the_merge(weights, data):
+    num_sources = len(weights)
+    credit = data.draw(credits_that_sum_to_zero(num_sources, WEIGHT_SCALE))
+    ones = [np.ones(num_sources + 1, dtype=np.int64)] * num_sources
+    draws = merge_by_due_time(weights, credit, ones, [False] * num_sources)
+    first = dict.fromkeys(draws.source[:num_sources].tolist())
+    expected = [*first, *(source for source in range(num_sources) if source not in first)]
+    assert in_order_of_first_draw(weights, credit).tolist() == expected
 
 
 def test_counts_of_very_many_draws():

@@ -222,6 +222,17 @@ def test_the_steps_do_not_depend_on_loaders_credit_or_order_of_arrival(seed, num
     assert [step for step, _ in expected] == list(range(6))
 
 
+def test_a_first_step_waits_for_the_sources_that_it_draws_alone():
+    """A step takes 4 samples of 16 sources, and packing looks at two more."""
+    job = start_job(make_recipe(weights=dict.fromkeys("abcdefghijklmnop", 1), rows=2), make_placement(1))
+    num_read = 0
+    while not job.steps():
+        rank, lease = job.leases.pop(0)
+        job.tell(rank, whole_block(lease))
+        num_read += 1
+    assert num_read <= 8
+
+
 def test_dropped_samples_are_ordered_away():
     graph = DGraph().mix({"a": 1}).pack(seq_len=8, rows=1, oversize="drop")
     job = start_job(make_recipe(weights={"a": 1}, graph=graph), make_placement(1))
