@@ -30,13 +30,13 @@
     planner      constructor   Summary         everybody's figures; the session is over
     constructor  planner       Goodbye         my process ends: no session follows
     any          planner       Measured        what my loop has seen; for who records it, not for the role
-    constructor  planner       Lost            loader r is gone, or cannot reach me
     planner      constructor   Lost            loader r is gone: take nothing from it any more
     any          planner       Failed          I cannot go on
     planner      everybody     Abort           rank r cannot go on; its message
 
-A rank also hands results of its own background work to itself: `BlockRead` and `Opened` on a loader; and
-whoever notices that a peer is gone says `Lost` to its own role, and who is told to end early `AskToStop`.
+A rank also hands results of its own background work to itself: `BlockRead` and `Opened` on a loader. Whoever
+notices that a peer is gone says `Lost` to its own role, which on a constructor tells the planner as well; who
+is told to end early says `AskToStop`.
 
 All this is one *session*, the life of one DataLoader on every training process. The same ranks may hold one
 after another, with fresh roles each; `runtime.wire` marks each message with its session.
