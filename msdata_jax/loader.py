@@ -227,7 +227,7 @@ class DataLoader:
         if self._journal is None:
             return
         try:
-            self._journal.append(dict(self._leaves), step)
+            self._journal.append(self._leaves, step)
         except CheckpointError as error:
             print(f"msdata: step {step - 1} is missing in it: {error}", file=sys.stderr)  # noqa: T201
 
@@ -334,7 +334,7 @@ class DataLoader:
         resumed.check(accept_changes=accept_changes)
         leaves = state.to_leaves()
         packed = np.frombuffer(pack_leaves(leaves), np.uint8) if self._is_first else np.empty(0, np.uint8)
-        self._leaves = dict(leaves)
+        self._leaves = leaves
         self._join = replace(
             self._join,
             state=packed,

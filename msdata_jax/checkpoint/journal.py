@@ -50,7 +50,7 @@ class JournalWriter:
             raise self._failure(error) from error
 
     def append(self, leaves: Leaves, step: int) -> None:
-        """Write the state before `step` behind the others."""
+        """Write the state before `step` behind the others; `leaves` may change afterwards."""
         try:
             if self._base is not None and self._counts[-1][1] < self._steps_per_file:
                 ref, base, full_bytes = self._base
@@ -76,7 +76,7 @@ class JournalWriter:
         self._file = path.open("xb", buffering=0)
         self._counts.append((path, 0))
         self._write(data)
-        self._base = BaseRef(where=path.name, digest=digest_of(data)), leaves, len(data)
+        self._base = BaseRef(where=path.name, digest=digest_of(data)), dict(leaves), len(data)
         while len(self._counts) > 2 and sum(n for _, n in self._counts[1:]) >= 2 * self._steps_per_file:
             self._counts.pop(0)[0].unlink(missing_ok=True)
 

@@ -139,9 +139,8 @@ class _Headers:
                             break
                         end = members.offset
                         if not members.pax_headers:  # of all members that follow
-                            for each in _plain_members(stream, end, num_bytes):
-                                yield each
-                                end = members.offset = each[1] + _in_blocks(each[2])
+                            yield from _plain_members(members, stream, num_bytes)
+                            end = members.offset
             except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
                 if end == 0:
                     raise SourceError(f"{self._path} is not an uncompressed tar file: {error}") from error
@@ -149,20 +148,25 @@ class _Headers:
             self.damage = _damage_at(end, stream.read(_BLOCK_BYTES))
 
 
-def _plain_members(stream: BinaryIO, offset: int, num_bytes: int) -> Iterator[tuple[str, int, int]]:
-    """As above, the members from `offset` on whose header says all of them, up to the first that is not so.
+def _plain_members(
+    members: tarfile.TarFile, stream: BinaryIO, num_bytes: int
+) -> Iterator[tuple[str, int, int]]:
+    """As above, the next members whose header says all; `members` goes on at the first that is not so.
 
     tarfile knows every dialect, and takes four times as long: seconds for shards of many small members.
     """
     while True:
-        stream.seek(offset)
-        header = stream.read(_BLOCK_BYTES)
-        plain = _plain(header)
-        offset += _BLOCK_BYTES
-        if plain is None or offset + _in_blocks(plain[1]) > num_bytes:
+        stream.seek(members.offset)
+        plain = _plain(stream.read(_BLOCK_BYTES))
+        if plain is None:
             return
-        yield plain[0], offset, plain[1]
-        offset += _in_blocks(plain[1])
+        name, size = plain
+        start = members.offset + _BLOCK_BYTES
+        end = start + -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
+        if end > num_bytes:
+            return
+        yield name, start, size
+        members.offset = end
 
 
 def _plain(header: bytes) -> tuple[str, int] | None:
@@ -179,11 +183,6 @@ def _plain(header: bytes) -> tuple[str, int] | None:
     if not is_whole or num_bytes < 0:
         return None
     return header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape"), num_bytes
-
-
-def _in_blocks(size: int) -> int:
-    """Bytes of so many blocks as `size` bytes take."""
-    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _damage_at(offset: int, block: bytes) -> str:

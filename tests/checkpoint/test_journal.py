@@ -8,15 +8,18 @@ import pytest
 from checkpoint.states import play
 
 from msdata_jax.checkpoint.journal import JournalWriter, is_journal, list_journal, read_journal
+from msdata_jax.data_state import change_leaves, changed_leaves
 from msdata_jax.errors import CheckpointError
 
 STATES = play(num_sources=12, num_steps=30)
 
 
 def write(folder: Path, first: int, stop: int, steps_per_file: int = 7) -> None:
-    writer = JournalWriter(folder, steps_per_file)
+    """With leaves that change in place, as those of a DataLoader do."""
+    writer, leaves = JournalWriter(folder, steps_per_file), {}
     for state in STATES[first:stop]:
-        writer.append(state.to_leaves(), state.step)
+        change_leaves(leaves, *changed_leaves(leaves, state.to_leaves()))
+        writer.append(leaves, state.step)
     writer.close()
 
 
